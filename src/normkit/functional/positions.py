@@ -1,0 +1,289 @@
+"""Norms whose statistics cross positions: group, instance, batch, and mergeable moments.
+
+Channels last is first-class: (N, L, C), or any (N, …, C) with ``channel_axis=-1``; (N, C, …) with ``channel_axis=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, check_mask, eps_value
+from normkit.conventions import TORCH_LAYER_NORM
+from normkit.kernels import reference, registry
+from normkit.kernels.statistics import Moments, moments_of
+
+
+def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None) -> Moments:
+    r"""Count, mean and Σ(x − mean)² along ``axes``, in float32 (float64 for float64), mergeable without loss.
+
+    Args:
+        x: any shape; float16, bfloat16, float32 or float64.
+        axes: what the statistics run over.
+        mask: bool, broadcastable to x, True = counted. Masked-out values, NaN included, never reach the result.
+
+    Returns:
+        `Moments` with the reduced axes removed. Where nothing is counted: count, mean and m2 are 0. Gradients flow
+        through ``remainder`` and ``m2``; ``mean`` itself is the rounded constant they refer to.
+
+    Raises:
+        TypeError: x is no floating tensor; mask is no bool tensor.
+        ValueError: axes out of range; a mask that does not broadcast to x.
+
+    Source: Chan, Golub and LeVeque 1983 for the merge.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> x = torch.tensor([1.0, 2.0, 3.0, float("nan")])
+        >>> m = nk.moments(x, axes=0, mask=torch.tensor([True, True, True, False]))
+        >>> int(m.count), float(m.mean), float(m.m2)
+        (3, 2.0, 2.0)
+    """
+    name = "moments"
+    check_float(x, name)
+    dims = check_axes(axes, x, name)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"{name}: mask must be a bool tensor (True = counted), got {mask.dtype}")
+        try:
+            fits = torch.broadcast_shapes(mask.shape, x.shape) == x.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(f"{name}: mask {tuple(mask.shape)} does not broadcast to x {tuple(x.shape)}")
+        mask = mask.reshape((1,) * (x.dim() - mask.dim()) + tuple(mask.shape))
+    return moments_of(x, dims, mask)
+
+
+def group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: Eps = 1e-5,
+    channel_axis: int = -1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Group normalization: statistics over positions and over the C/G channels of one group, per sample.
+
+    ``y = (x − μ_{n,g}) / √(σ²_{n,g} + ε) · w_c + b_c``. It reads other positions, so it is not causal; with one group
+    it is still not LayerNorm, whose statistics stay inside a position.
+
+    Args:
+        x: (N, …, C), or (N, C, …) with ``channel_axis=1``.
+        groups: G, which must divide C.
+        weight, bias: (C,).
+        eps: 1e-5 unless given.
+        channel_axis: where C is; keyword only, since F.group_norm has it at 1.
+        mask: bool, x's shape without the channel axis, True = real position. Masked-out positions enter no statistic
+            and come out as 0.
+
+    Raises:
+        TypeError: no floating tensor; no bool mask.
+        ValueError: groups that do not divide C, shapes that do not fit, eps=None.
+
+    Source: Wu and He 2018, arXiv 1803.08494.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> x = torch.randn(2, 5, 6)
+        >>> ours = nk.group_norm(x, 3)
+        >>> theirs = torch.nn.functional.group_norm(x.transpose(1, 2), 3).transpose(1, 2)
+        >>> bool(torch.allclose(ours, theirs, atol=1e-6))
+        True
+    """
+    return _group_norm(x, groups, weight, bias, eps, channel_axis, mask, "group_norm")
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: Eps = 1e-5,
+    channel_axis: int = -1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Instance normalization: statistics over positions alone, per sample and channel.
+
+    ``y = (x − μ_{n,c}) / √(σ²_{n,c} + ε) · w_c + b_c``; group norm with one channel a group. Not causal.
+
+    Args:
+        x: (N, …, C), or (N, C, …) with ``channel_axis=1``.
+        weight, bias: (C,).
+        eps: 1e-5 unless given.
+        channel_axis: where C is.
+        mask: as in `group_norm`.
+
+    Raises:
+        TypeError, ValueError: as `group_norm`.
+
+    Source: Ulyanov, Vedaldi and Lempitsky 2016, arXiv 1607.08022.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> nk.instance_norm(torch.tensor([[[1.0], [3.0]]]), eps=0.0)
+        tensor([[[-1.],
+                 [ 1.]]])
+    """
+    check_float(x, "instance_norm")
+    channels = x.shape[_channel_axis(x, channel_axis, "instance_norm")]
+    return _group_norm(x, channels, weight, bias, eps, channel_axis, mask, "instance_norm")
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: Eps = 1e-5,
+    channel_axis: int = -1,
+) -> Tensor:
+    r"""Batch normalization: statistics over samples and positions, per channel.
+
+    Training: ``y = (x − μ_c) / √(σ²_c + ε) · w_c + b_c`` with the batch's mean and biased variance, and the running
+    buffers move: ``running ← (1 − momentum) · running + momentum · batch``, the variance unbiased
+    (n / (n − 1)). Otherwise the running statistics normalise; without them, the batch's own.
+
+    The one function here that writes to its arguments: the running buffers, in training, after everything has
+        succeeded.
+
+    Args:
+        x: (N, …, C), or (N, C, …) with ``channel_axis=1``, at least two axes.
+        running_mean, running_var: (C,) buffers, or None for both.
+        weight, bias: (C,).
+        mask: bool, x's shape without the channel axis, True = real position. Statistics count real positions only;
+            masked-out positions come out as 0.
+        training: use and remember the batch's statistics.
+        momentum: weight of the new statistic.
+        eps: 1e-5 unless given.
+        channel_axis: where C is.
+
+    Returns:
+        A tensor of x's shape and dtype. An empty batch, or one with every position masked out, gives an empty or
+        zero result and leaves the buffers as they were.
+
+    Raises:
+        TypeError: no floating tensor; no bool mask.
+        ValueError: shapes that do not fit; one running buffer without the other; training on a single value per
+            channel, whose variance says nothing (the buffers stay untouched).
+
+    Source: Ioffe and Szegedy 2015, arXiv 1502.03167; the buffers as torch.nn.BatchNorm1d.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> mean, var = torch.zeros(1), torch.ones(1)
+        >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
+        >>> y = nk.batch_norm(x, mean, var, training=True, momentum=1.0)
+        >>> mean, var  # the unbiased variance: 2/3 · 3/2
+        (tensor([2.]), tensor([1.]))
+    """
+    name = "batch_norm"
+    check_float(x, name)
+    channel = _channel_axis(x, channel_axis, name)
+    number = eps_value(check_eps(eps, name), x.dtype)
+    wide_mask = check_mask(mask, x, channel, name)
+    w = _per_channel(weight, x, channel, name, "weight")
+    b = _per_channel(bias, x, channel, name, "bias")
+    mean = _per_channel(running_mean, x, channel, name, "running_mean")
+    var = _per_channel(running_var, x, channel, name, "running_var")
+    if (mean is None) != (var is None):
+        raise ValueError(f"{name}: running_mean and running_var go together; got only one of them")
+    if mean is not None and var is not None and not training:
+        return reference.apply_statistics(x, mean, var, w, b, eps=number, mask=wide_mask)
+    axes = tuple(a for a in range(x.dim()) if a != channel)
+    batch = _batch_moments(x, axes, wide_mask, training, name)
+    y = registry.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
+    if training and batch is not None and running_mean is not None and running_var is not None:
+        move_running(running_mean, running_var, batch, momentum)
+    return y
+
+
+def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, momentum: float) -> None:
+    """Blend a batch's moments into the buffers, in place, in the buffers' own dtype."""
+    with torch.no_grad():
+        mean = (batch.mean + batch.remainder).to(running_mean.dtype)
+        var = batch.variance(unbiased=True).to(running_var.dtype)
+        running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
+        running_var.mul_(1 - momentum).add_(var, alpha=momentum)
+
+
+def _batch_moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None, training: bool, name: str) -> Moments | None:
+    """Return the batch's moments for the buffers; None when nothing is counted; raise for one value per channel."""
+    if not training or x.numel() == 0:
+        return None
+    with torch.no_grad():
+        batch = moments_of(x, axes, mask)
+    count = int(batch.count.reshape(-1)[0])
+    if count == 1:
+        real = "" if mask is None else " real (unmasked)"
+        raise ValueError(
+            f"{name}: training needs more than one{real} value per channel, got x of shape {tuple(x.shape)}: the "
+            "variance of a single value is 0 and every output would be the bias. Use a larger batch, or "
+            "training=False (module.eval())"
+        )
+    return batch if count else None
+
+
+def _channel_axis(x: Tensor, channel_axis: int, name: str) -> int:
+    if x.dim() < 2:
+        raise ValueError(f"{name}: x needs a batch and a channel axis, got shape {tuple(x.shape)}")
+    (channel,) = check_axes(channel_axis, x, name)
+    if channel == 0:
+        raise ValueError(f"{name}: channel_axis 0 is the batch axis of x of shape {tuple(x.shape)}")
+    return channel
+
+
+def _per_channel(p: Tensor | None, x: Tensor, channel: int, name: str, what: str) -> Tensor | None:
+    if p is not None and tuple(check_float(p, name, what).shape) != (x.shape[channel],):
+        raise ValueError(
+            f"{name}: {what} must have shape ({x.shape[channel]},), one number per channel of x "
+            f"{tuple(x.shape)} (channel axis {channel}), got {tuple(p.shape)}"
+        )
+    return align_parameter(p, x, (channel,), name, what)
+
+
+def _group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: Eps,
+    channel_axis: int,
+    mask: Tensor | None,
+    name: str,
+) -> Tensor:
+    check_float(x, name)
+    channel = _channel_axis(x, channel_axis, name)
+    channels = x.shape[channel]
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{name}: groups must divide the {channels} channels of x {tuple(x.shape)}, got {groups}")
+    number = eps_value(check_eps(eps, name), x.dtype)
+    wide_mask = check_mask(mask, x, channel, name)
+    w = _per_channel(weight, x, channel, name, "weight")
+    b = _per_channel(bias, x, channel, name, "bias")
+    split = (groups, channels // groups)
+
+    def grouped(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.unflatten(channel, split)
+
+    grouped_x = x.unflatten(channel, split)
+    axes = tuple(a for a in range(1, grouped_x.dim()) if a != channel)
+    y = registry.normalize(
+        grouped_x,
+        TORCH_LAYER_NORM,
+        grouped(w),
+        grouped(b),
+        axes=axes,
+        eps=number,
+        mask=None if wide_mask is None else wide_mask.unsqueeze(channel),
+    )
+    return y.flatten(channel, channel + 1)

@@ -1,0 +1,134 @@
+"""Residual add and norm in one step, returning both the normalised value and the new stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
+from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
+from normkit.functional.rows import check_parameters
+from normkit.kernels import registry
+from normkit.kernels.statistics import accumulation_dtype
+from normkit.spec import NormSpec
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    branch_scale: float = 1.0,
+    eps: Eps = 1e-5,
+    spec: NormSpec = TORCH_LAYER_NORM,
+) -> tuple[Tensor, Tensor]:
+    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x`` rounded once, ``y = LayerNorm(s)`` over the last axis.
+
+    The statistic is that of the rounded s, so y is what a separate add and norm would give, bit for bit.
+
+    Args:
+        x: the sublayer's output, any shape.
+        residual: the stream, of x's shape; its dtype may differ.
+        weight, bias: of x's last size, or broadcastable to x.
+        alpha: scale of the stream (DeepNorm's α).
+        branch_scale: scale of x (residual multipliers).
+        eps: 1e-5 unless given.
+        spec: a centred convention.
+
+    Returns:
+        y in x's dtype (unless the spec promotes) and s in the promoted dtype of x and residual: a float32 stream
+        stays float32.
+
+    Raises:
+        TypeError, ValueError: as `layer_norm`; also for shapes of x and residual that differ.
+
+    Source: post-norm, arXiv 1706.03762; α: DeepNet, arXiv 2203.00555.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> y, s = nk.add_layer_norm(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), alpha=2.0, eps=0.0)
+        >>> y, s
+        (tensor([-1.,  1.]), tensor([3., 5.]))
+    """
+    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, "layer", "add_layer_norm")
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    branch_scale: float = 1.0,
+    eps: Eps = 1e-6,
+    spec: NormSpec = TORCH_RMS_NORM,
+) -> tuple[Tensor, Tensor]:
+    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x`` rounded once, ``y = RMSNorm(s)`` over the last axis.
+
+    The statistic is that of the rounded s, so y is what a separate add and norm would give, bit for bit.
+
+    Args:
+        x: the sublayer's output, any shape.
+        residual: the stream, of x's shape; its dtype may differ.
+        weight, bias: of x's last size, or broadcastable to x.
+        alpha: scale of the stream.
+        branch_scale: scale of x (residual multipliers, e.g. Granite's).
+        eps: 1e-6 unless given.
+        spec: an rms convention.
+
+    Returns:
+        y in x's dtype (unless the spec promotes) and s in the promoted dtype of x and residual: a float32 stream
+        stays float32.
+
+    Raises:
+        TypeError, ValueError: as `rms_norm`; also for shapes of x and residual that differ.
+
+    Source: the pre-norm decoder step of Llama-like models.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> y, s = nk.add_rms_norm(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), eps=0.0)
+        >>> y, s
+        (tensor([0.8485, 1.1314]), tensor([3., 4.]))
+    """
+    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, "rms", "add_rms_norm")
+
+
+def _add_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    alpha: float,
+    branch_scale: float,
+    eps: Eps,
+    spec: NormSpec,
+    kind: str,
+    name: str,
+) -> tuple[Tensor, Tensor]:
+    check_float(x, name)
+    check_float(residual, name, "residual")
+    if x.shape != residual.shape:
+        raise ValueError(
+            f"{name}: x and residual must have one shape, got {tuple(x.shape)} and {tuple(residual.shape)}"
+        )
+    if x.dim() == 0:
+        raise ValueError(f"{name}: x needs at least one axis, got a scalar")
+    if spec.kind != kind or spec.gate != "none":
+        raise ValueError(f"{name}: expected an ungated {kind} spec, got {spec.code}")
+    number = eps_value(check_eps(eps, name), x.dtype)
+    check_parameters(spec, weight, name)
+    axes = (x.dim() - 1,)
+    w = align_parameter(weight, x, axes, name, "weight")
+    b = align_parameter(bias, x, axes, name, "bias")
+    stream = torch.promote_types(x.dtype, residual.dtype)
+    wide = accumulation_dtype(stream)
+    # Scales of 1 are left out, so that the sum is the plain sum; α·r + β·x is formed wide and rounded once.
+    scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
+    branch = x.to(wide) if branch_scale == 1 else x.to(wide) * branch_scale
+    s = (scaled + branch).to(stream)
+    y = registry.normalize(s, spec, w, b, axes=axes, eps=number, out_dtype=x.dtype)
+    return y, s

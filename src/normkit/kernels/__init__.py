@@ -1,0 +1,1 @@
+"""What computes a norm: the reference, and the registry through which faster kernels are chosen."""

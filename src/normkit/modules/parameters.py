@@ -1,0 +1,62 @@
+"""The affine parameters of a norm: made, reset and described in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from normkit.spec import NormSpec
+
+
+def check_width(width: object, owner: str, what: str = "dim") -> int:
+    """Return a positive int, or raise."""
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise TypeError(f"{owner}: {what} must be an int, got {type(width).__name__}")
+    if width < 1:
+        raise ValueError(f"{owner}: {what} must be at least 1, got {width}")
+    return width
+
+
+def check_last(x: Tensor, width: int, owner: str) -> None:
+    """Raise unless x's last axis has the width the module was built for."""
+    if x.dim() == 0 or x.shape[-1] != width:
+        raise ValueError(
+            f"{owner}: built for width {width}, got x of shape {tuple(x.shape)}; "
+            "the normalised axis is the last (use the function for another axis)"
+        )
+
+
+class Affine(nn.Module):
+    """A module with an optional weight and bias, whose resting values make γ = 1 and β = 0 under ``spec``."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        spec: NormSpec,
+        weight: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+
+        def parameter(wanted: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype)) if wanted else None
+
+        self.register_parameter("weight", parameter(weight and spec.weight != "none"))
+        self.register_parameter("bias", parameter(bias))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set γ to 1 (a weight of 1, or 0 where the spec adds 1) and β to 0."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 0.0 if self.spec.weight.startswith("one_plus") else 1.0)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)

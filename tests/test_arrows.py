@@ -1,0 +1,120 @@
+"""Imports point one way: the picture in ARCHITECTURE.md, enforced."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SRC = Path(__file__).parent.parent / "src"
+
+# Lowest first; the longest matching prefix decides. Modules of one rank may import each other, but never in a circle.
+RANKS = [
+    ["normkit.spec", "normkit.environment"],
+    ["normkit.conventions", "normkit.coverage", "normkit.checks"],
+    ["normkit.kernels.statistics"],
+    ["normkit.kernels.reference"],
+    ["normkit.kernels"],
+    ["normkit.functional"],
+    ["normkit.modules"],
+    ["normkit.placement"],
+    ["normkit"],
+    ["normkit.lab.settings", "normkit.lab.draws", "normkit.lab.verdict", "normkit.lab.figures", "normkit.lab"],
+    ["normkit.lab.corpus"],
+    ["normkit.lab.claim"],
+    ["normkit.lab.attention", "normkit.lab.feedforward", "normkit.lab.initial"],
+    ["normkit.lab.transformer"],
+    ["normkit.lab.training"],
+    ["normkit.lab.claims"],
+    ["normkit.lab.lines", "normkit.lab.lock", "normkit.lab.plan"],
+    ["normkit.lab.judged"],
+    ["normkit.lab.report"],
+    ["normkit.lab.worker"],
+    ["normkit.lab.engine"],
+    ["normkit.lab.compare", "normkit.lab.commands", "normkit.lab.progress"],
+    ["normkit.cli"],
+]
+
+
+def rank(module: str) -> int:
+    """Return the rank of the longest listed prefix of ``module``."""
+    matches = [
+        (len(prefix), level)
+        for level, prefixes in enumerate(RANKS)
+        for prefix in prefixes
+        if module == prefix or module.startswith(prefix + ".")
+    ]
+    return max(matches)[1]
+
+
+def imports(source: str, known: set[str]) -> set[str]:
+    """Return every module of ours that ``source`` imports, lazily or not; ``from pkg import module`` is the module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide arrows"
+            base = node.module or ""
+            found |= {f"{base}.{a.name}" if f"{base}.{a.name}" in known else base for a in node.names}
+    return {name for name in found if name.split(".")[0] == "normkit"}
+
+
+def modules() -> dict[str, str]:
+    """Return name → source of every module."""
+    result: dict[str, str] = {}
+    for path in sorted((SRC / "normkit").rglob("*.py")):
+        parts = list(path.relative_to(SRC).with_suffix("").parts)
+        result[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return result
+
+
+def violations(sources: dict[str, str]) -> list[str]:
+    """Return every arrow that points up, and one circle if there is any."""
+    known = set(sources)
+    graph = {name: imports(source, known) - {name} for name, source in sources.items()}
+    up = [f"{a} → {b}" for a, targets in graph.items() for b in sorted(targets) if rank(b) > rank(a)]
+    return up + circle(graph)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return one import circle, as text, or nothing."""
+    state: dict[str, int] = {}
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        state[node] = 1
+        for target in sorted(graph.get(node, ())):
+            if state.get(target) == 1:
+                return [" → ".join([*path[path.index(target) :], target])] if target in path else []
+            if target not in state and (found := visit(target, [*path, target])):
+                return found
+        state[node] = 2
+        return []
+
+    for node in sorted(graph):
+        if node not in state and (found := visit(node, [node])):
+            return found
+    return []
+
+
+def test_arrows_point_down() -> None:
+    assert violations(modules()) == []
+
+
+def test_the_test_can_fail() -> None:
+    sources = modules()
+    assert violations({**sources, "normkit.spec": "from normkit.modules.rows import RMSNorm"})
+    assert violations(
+        {
+            **sources,
+            "normkit.modules.rows": "import normkit.modules.qk",
+            "normkit.modules.qk": "import normkit.modules.rows",
+        }
+    )
+    lazy = "def f():\n    from normkit import cli"
+    assert violations({**sources, "normkit.kernels.reference": lazy})
+
+
+def test_no_module_is_called_utils_and_files_stay_short() -> None:
+    for path in (SRC / "normkit").rglob("*.py"):
+        assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, path
+        assert len(path.read_text().splitlines()) <= 420, f"{path} has grown past one idea"
