@@ -51,7 +51,7 @@ def check_eps(eps: object, name: str) -> Eps:
         )
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"{name}: eps must be a Python number, got {type(eps).__name__}")
-    if not math.isfinite(eps) or eps < 0:
+    if not 0 <= eps < math.inf:  # also false for NaN; math.isfinite would break a graph with a symbolic eps
         raise ValueError(f"{name}: eps must be finite and not negative, got {eps}")
     return float(eps)
 
@@ -75,16 +75,20 @@ def check_float(x: object, name: str, what: str = "x") -> Tensor:
 
 def check_axes(axes: int | Sequence[int], x: Tensor, name: str) -> tuple[int, ...]:
     """Return axes as sorted, non-negative, distinct numbers."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    given = (axes,) if isinstance(axes, int) else axes
+    if not isinstance(given, Sequence) or not all(isinstance(axis, int) for axis in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name}: axis must be an int or a sequence of ints, got {axes!r}")
+    given = tuple(given)
     if not given:
         raise ValueError(f"{name}: axis is empty; a statistic needs at least one axis")
     for axis in given:
         if not -x.dim() <= axis < x.dim():
             raise ValueError(f"{name}: axis {axis} is out of range for x of shape {tuple(x.shape)}")
-    positive = sorted(axis % x.dim() for axis in given)
-    if len(set(positive)) < len(positive):
+    # By comparison, not sorted(): an axis may be a symbol while a compiler traces this.
+    ordered = tuple(d for d in range(x.dim()) if any(axis % x.dim() == d for axis in given))
+    if len(ordered) < len(given):
         raise ValueError(f"{name}: axis {given} names one axis twice for x of shape {tuple(x.shape)}")
-    return tuple(positive)
+    return ordered
 
 
 def align_parameter(p: Tensor | None, x: Tensor, axes: tuple[int, ...], name: str, what: str) -> Tensor | None:
@@ -107,7 +111,8 @@ def align_parameter(p: Tensor | None, x: Tensor, axes: tuple[int, ...], name: st
             f"{name}: {what} of shape {tuple(p.shape)} fits neither the normalised axes "
             f"{tuple(x.shape[a] for a in axes)} nor, by broadcasting, x of shape {tuple(x.shape)}"
         )
-    return p
+    # PyTorch lets a tensor without axes give way in type promotion; as a weight it counts like any other.
+    return p.reshape([1] * x.dim()) if p.dim() == 0 else p
 
 
 def check_mask(mask: Tensor | None, x: Tensor, channel_axis: int, name: str) -> Tensor | None:

@@ -31,8 +31,8 @@ WEIGHTLESS_RMS = NormSpec(weight="none")
 ROUNDED_ROOT_RMS = NormSpec(weight="none", root_rounding="input")
 # ImageGPT (1e-5): no upcast, divides by the root.
 IMAGE_GPT = NormSpec(statistic_dtype="input", root="divide", cast="first", output="promote")
-# Nemotron's LayerNorm1P (1e-5): centred, zero-centred weight.
-NEMOTRON = NormSpec(centered=True, weight="one_plus")
+# Nemotron's LayerNorm1P (1e-5): centred, zero-centred weight, 1 + w in the weight's dtype.
+NEMOTRON = NormSpec(centered=True, weight="one_plus_rounded")
 # Cohere's LayerNorm (1e-5, no bias): as PyTorch's, under another class.
 COHERE = TORCH_LAYER_NORM
 # DeBERTa (1e-12): divide by the root, round, then weight and bias.

@@ -1,7 +1,7 @@
 """Which elements share a statistic: the half of a norm that is not its formula.
 
-For x of shape (N, L, C), N sequences, L positions, C channels. Functions, modules and the four-panel picture are
-made from this table.
+For x of shape (N, L, C), N sequences, L positions, C channels. Functions, modules and the four-panel picture read
+this table.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ class Coverage:
         for axis in self.axes:
             free[axis[0]] = same_group if axis == "C/G" else True
         return all(free.values())
+
+    def axes_in(self, dims: int, channel: int) -> tuple[int, ...]:
+        """Return the axes of a statistic in a tensor of ``dims`` axes: N is axis 0, C is ``channel``, all others are L.
+
+        For ``"C/G"``, C comes split in two: the groups on ``channel``, the channels of one group on the axis after it.
+        """
+        inside = {channel + 1: "C/G"} if "C/G" in self.axes else {channel: "C"}
+        letters = {0: "N", channel: "", **inside}
+        return tuple(axis for axis in range(dims) if letters.get(axis, "L") in self.axes)
 
 
 COVERAGE: dict[str, Coverage] = {

@@ -2,7 +2,7 @@
 
 Every wiring here is one formula with parts switched on or off,
 
-    x ← N_out( α·x + Σ N_branch( F( N_in(x) ) ) ),
+    x ← N_out( α·x + N_branch( Σ F( N_in(x) ) ) ),
 
 so a row of the table says which norms exist, what scales the stream, how weights are initialised and whether the
 stack needs a norm at its end. Modules, docs, diagrams and the lab all read the row; adding a wiring is adding a row.
@@ -14,9 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from normkit.kernels.rounding import round_to
+from normkit.kernels.statistics import accumulation_dtype
 from normkit.modules import RMSNorm
+from normkit.modules.parameters import check_width
 
 Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder/encoder", "encoder-decoder/decoder"]
 
@@ -27,6 +31,11 @@ class Constants:
 
     alpha: float = 1.0
     beta: float = 1.0
+
+
+def unscaled(depth: int, architecture: Architecture = "decoder-only", *, other_depth: int | None = None) -> Constants:
+    """Return α = β = 1 at every depth."""
+    return Constants()
 
 
 def deepnorm_constants(
@@ -103,7 +112,7 @@ class Wiring:
         after: a norm on the sum.
         parallel: one norm feeds several sublayers whose outputs are summed.
         final_norm: the stream leaves the stack unnormalised, so the head needs a norm before it.
-        constants: (depth, architecture) → α, β.
+        constants: (depth, architecture, *, other_depth=None) → α, β.
         init: which weights β scales.
         source: where it comes from.
         used_by: models that use it.
@@ -119,7 +128,7 @@ class Wiring:
     after: bool = False
     parallel: bool = False
     scaled_residual: bool = False
-    constants: Callable[[int, Architecture], Constants] = lambda depth, architecture: Constants()
+    constants: Callable[..., Constants] = unscaled
     init: InitRule = _AS_IS
 
     @property
@@ -208,12 +217,13 @@ class Residual(nn.Module):
         norm: makes a norm from a width; any callable, e.g. ``nk.LayerNorm`` or ``functools.partial(nk.RMSNorm,
             spec=nk.GEMMA)``.
         depth: layers of the stack, where the row's constants depend on it.
-        architecture: likewise.
+        architecture, other_depth: likewise; see `deepnorm_constants`.
 
     Shapes: x is (…, dim) and so is the result; extra arguments of ``forward`` go to every sublayer.
 
     Raises:
-        ValueError: a number of sublayers that the wiring does not take, a missing ``depth``, x of another width.
+        TypeError, ValueError: a dim below 1, a number of sublayers that the wiring does not take, a missing ``depth``;
+            in ``forward``, x of another width, a sublayer whose result has another shape than x.
 
     Example:
         >>> import torch, normkit as nk
@@ -231,6 +241,7 @@ class Residual(nn.Module):
         norm: Callable[[int], nn.Module] = RMSNorm,
         depth: int | None = None,
         architecture: Architecture = "decoder-only",
+        other_depth: int | None = None,
     ) -> None:
         super().__init__()
         row = self.wiring
@@ -239,8 +250,8 @@ class Residual(nn.Module):
             raise ValueError(f"{row.class_name}: expected {wanted} after dim, got {len(sublayers)}")
         if row.scaled_residual and depth is None:
             raise ValueError(f"{row.class_name}: depth (layers of the stack) is needed for its constants; pass depth=…")
-        self.dim = dim
-        self.constants = row.constants(depth or 1, architecture)
+        self.dim = check_width(dim, row.class_name)
+        self.constants = row.constants(1 if depth is None else depth, architecture, other_depth=other_depth)
         self.norm_in = norm(dim) if row.before else None
         self.norm_branch = norm(dim) if row.branch else None
         self.norm_out = norm(dim) if row.after else None
@@ -248,17 +259,26 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the stream after this step."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"{self.wiring.class_name}: expected x of width {self.dim}, got {tuple(x.shape)}")
+        if x.dim() == 0 or x.shape[-1] != self.dim:
+            raise ValueError(f"{self.wiring.class_name}: built for width {self.dim}, got x of shape {tuple(x.shape)}")
         read = x if self.norm_in is None else self.norm_in(x)
         branch: Tensor = self.sublayers[0](read, *args, **kwargs)
         for sublayer in self.sublayers[1:]:
             branch = branch + sublayer(read, *args, **kwargs)
+        self._check_branch(branch, x)
         if self.norm_branch is not None:
             branch = self.norm_branch(branch)
         alpha = self.constants.alpha
-        total = (x if alpha == 1 else alpha * x) + branch
+        total = x + branch if alpha == 1 else _weighted_sum(x, alpha, branch)
         return total if self.norm_out is None else self.norm_out(total)
+
+    def _check_branch(self, branch: object, x: Tensor) -> None:
+        if not isinstance(branch, Tensor) or branch.shape != x.shape:
+            came = tuple(branch.shape) if isinstance(branch, Tensor) else type(branch).__name__
+            raise ValueError(
+                f"{self.wiring.class_name}: a sublayer must return one tensor of x's shape {tuple(x.shape)}, "
+                f"got {came}; wrap one that returns more"
+            )
 
     def extra_repr(self) -> str:
         """Show the formula and the constants."""
@@ -266,7 +286,14 @@ class Residual(nn.Module):
         return f"{self.wiring.formula}{scaled}"
 
 
-def _module(row: Wiring) -> type[Residual]:
+def _weighted_sum(x: Tensor, alpha: float, branch: Tensor) -> Tensor:
+    """Return α·x + branch, rounded once, as the fused `normkit.add_rms_norm` forms it."""
+    dtype = torch.promote_types(x.dtype, branch.dtype)
+    wide = accumulation_dtype(dtype)
+    return round_to(x.to(wide) * alpha + branch.to(wide), dtype)
+
+
+def _build(row: Wiring) -> type[Residual]:
     norms = sum((row.before, row.branch, row.after))
     doc = (
         f"{row.formula}: a residual step with {norms} norm{'s' if norms > 1 else ''}.\n\n"
@@ -276,17 +303,34 @@ def _module(row: Wiring) -> type[Residual]:
     return type(row.class_name, (Residual,), {"wiring": row, "__doc__": doc, "__module__": __name__})
 
 
-_MODULES: dict[str, type[Residual]] = {row.name: _module(row) for row in WIRINGS.values()}
-PreNorm = _MODULES["pre"]
-PostNorm = _MODULES["post"]
-DeepNorm = _MODULES["deepnorm"]
-SandwichNorm = _MODULES["sandwich"]
-ReorderedNorm = _MODULES["reordered"]
-ParallelNorm = _MODULES["parallel"]
+_modules: dict[Wiring, type[Residual]] = {}
+
+
+def _module(row: Wiring) -> type[Residual]:
+    """Return the row's class, the same one every time."""
+    if row not in _modules:
+        _modules[row] = _build(row)
+    return _modules[row]
+
+
+PreNorm = _module(WIRINGS["pre"])
+PostNorm = _module(WIRINGS["post"])
+DeepNorm = _module(WIRINGS["deepnorm"])
+SandwichNorm = _module(WIRINGS["sandwich"])
+ReorderedNorm = _module(WIRINGS["reordered"])
+ParallelNorm = _module(WIRINGS["parallel"])
+
+
+def __getattr__(name: str) -> type[Residual]:
+    """Find the class of a row that has no name of its own here, as pickle needs for rows added to `WIRINGS`."""
+    for row in WIRINGS.values():
+        if row.class_name == name:
+            return _module(row)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def placement(name: str) -> type[Residual]:
-    """Return the module class of a wiring by name.
+    """Return the module class of a wiring by name; a row added to `WIRINGS` has one at once.
 
     Raises:
         ValueError: for an unknown name; the message lists the known ones.
@@ -295,6 +339,6 @@ def placement(name: str) -> type[Residual]:
         >>> placement("pre").__name__
         'PreNorm'
     """
-    if name not in _MODULES:
-        raise ValueError(f"placement: unknown wiring {name!r}; one of {', '.join(sorted(_MODULES))}")
-    return _MODULES[name]
+    if name not in WIRINGS:
+        raise ValueError(f"placement: unknown wiring {name!r}; one of {', '.join(sorted(WIRINGS))}")
+    return _module(WIRINGS[name])

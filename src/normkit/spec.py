@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
 
@@ -54,11 +54,10 @@ class NormSpec:
     activation: Literal["none", "silu", "sigmoid"] = "none"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(NormSpec)
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), get_args(hints[field.name]) or (True, False)
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
             if value not in allowed or (allowed == (True, False) and not isinstance(value, bool)):
-                raise ValueError(f"NormSpec.{field.name}: expected one of {allowed}, got {value!r}")
+                raise ValueError(f"NormSpec.{name}: expected one of {allowed}, got {value!r}")
         for wrong, why in self._contradictions():
             if wrong:
                 raise ValueError(f"impossible NormSpec: {why}")
@@ -72,6 +71,10 @@ class NormSpec:
             (
                 self.eps == "max" and self.statistic != "sum",
                 "eps='max' compares ε with ‖x‖ and needs statistic='sum'",
+            ),
+            (
+                self.root == "power" and self.eps != "inside",
+                f"root='power' raises σ² + ε to −1/2, but eps={self.eps!r}; use root='reciprocal'",
             ),
             (
                 self.weight == "none" and self.cast != "last",
@@ -143,3 +146,9 @@ class NormSpec:
         if spec.code != code:
             raise ValueError(f"not a NormSpec code: {code!r} reads as {spec.code!r}")
         return spec
+
+
+# Resolved once: it takes 0.3 ms, gated_rms_norm makes a spec per call, and a compiler cannot trace it.
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    name: get_args(hint) or (True, False) for name, hint in get_type_hints(NormSpec).items()
+}

@@ -1,10 +1,13 @@
 """Norms whose statistics cross positions: group, instance, batch, and mergeable moments.
 
+Their axes are those of `normkit.coverage.COVERAGE` (instance: group with one channel a group).
+
 Channels last is first-class: (N, L, C), or any (N, …, C) with ``channel_axis=-1``; (N, C, …) with ``channel_axis=1``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, check_mask, eps_value
 from normkit.conventions import TORCH_LAYER_NORM
+from normkit.coverage import COVERAGE
 from normkit.kernels import reference, registry
 from normkit.kernels.statistics import Moments, moments_of
 
@@ -26,7 +30,8 @@ def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None)
 
     Returns:
         `Moments` with the reduced axes removed. Where nothing is counted: count, mean and m2 are 0. Gradients flow
-        through ``remainder`` and ``m2``; ``mean`` itself is the rounded constant they refer to.
+        through ``remainder`` (d(mean + remainder)/dx = 1/n) and ``m2``; ``mean`` itself is the rounded constant they
+        refer to, so differentiate ``mean + remainder``, never ``mean`` alone.
 
     Raises:
         TypeError: x is no floating tensor; mask is no bool tensor.
@@ -82,7 +87,7 @@ def group_norm(
             and come out as 0.
 
     Raises:
-        TypeError: no floating tensor; no bool mask.
+        TypeError: no floating tensor; no bool mask; groups that is no int.
         ValueError: groups that do not divide C, shapes that do not fit, eps=None.
 
     Source: Wu and He 2018, arXiv 1803.08494.
@@ -163,7 +168,7 @@ def batch_norm(
         mask: bool, x's shape without the channel axis, True = real position. Statistics count real positions only;
             masked-out positions come out as 0.
         training: use and remember the batch's statistics.
-        momentum: weight of the new statistic.
+        momentum: weight of the new statistic, from 0 to 1.
         eps: 1e-5 unless given.
         channel_axis: where C is.
 
@@ -172,9 +177,9 @@ def batch_norm(
         zero result and leaves the buffers as they were.
 
     Raises:
-        TypeError: no floating tensor; no bool mask.
-        ValueError: shapes that do not fit; one running buffer without the other; training on a single value per
-            channel, whose variance says nothing (the buffers stay untouched).
+        TypeError: no floating tensor; no bool mask; a momentum that is no number.
+        ValueError: shapes that do not fit; one running buffer without the other; a momentum outside [0, 1]; batch
+            statistics of a single value per channel, whose variance says nothing (the buffers stay untouched).
 
     Source: Ioffe and Szegedy 2015, arXiv 1502.03167; the buffers as torch.nn.BatchNorm1d.
 
@@ -199,38 +204,58 @@ def batch_norm(
         raise ValueError(f"{name}: running_mean and running_var go together; got only one of them")
     if mean is not None and var is not None and not training:
         return reference.apply_statistics(x, mean, var, w, b, eps=number, mask=wide_mask)
-    axes = tuple(a for a in range(x.dim()) if a != channel)
-    batch = _batch_moments(x, axes, wide_mask, training, name)
+    if training:
+        momentum = check_momentum(momentum, name)
+    axes = COVERAGE["batch"].axes_in(x.dim(), channel)
+    counted = _counted(x, axes, wide_mask)
+    if counted == 1:
+        raise _single_value(x, wide_mask, training, name)
     y = registry.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
-    if training and batch is not None and running_mean is not None and running_var is not None:
-        move_running(running_mean, running_var, batch, momentum)
+    if training and counted and running_mean is not None and running_var is not None:
+        move_running(running_mean, running_var, moments_of(x.detach(), axes, wide_mask), momentum)
     return y
 
 
 def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, momentum: float) -> None:
-    """Blend a batch's moments into the buffers, in place, in the buffers' own dtype."""
+    """Blend a batch's moments into the buffers, in place, rounded once to the buffers' own dtype."""
     with torch.no_grad():
-        mean = (batch.mean + batch.remainder).to(running_mean.dtype)
-        var = batch.variance(unbiased=True).to(running_var.dtype)
-        running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
-        running_var.mul_(1 - momentum).add_(var, alpha=momentum)
+        # Both are computed before either is written: what can fail fails with the buffers as they were.
+        mean = _blend(running_mean, batch.mean + batch.remainder, momentum)
+        var = _blend(running_var, batch.variance(unbiased=True), momentum)
+        running_mean.copy_(mean)
+        running_var.copy_(var)
 
 
-def _batch_moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None, training: bool, name: str) -> Moments | None:
-    """Return the batch's moments for the buffers; None when nothing is counted; raise for one value per channel."""
-    if not training or x.numel() == 0:
-        return None
-    with torch.no_grad():
-        batch = moments_of(x, axes, mask)
-    count = int(batch.count.reshape(-1)[0])
-    if count == 1:
-        real = "" if mask is None else " real (unmasked)"
-        raise ValueError(
-            f"{name}: training needs more than one{real} value per channel, got x of shape {tuple(x.shape)}: the "
-            "variance of a single value is 0 and every output would be the bias. Use a larger batch, or "
-            "training=False (module.eval())"
-        )
-    return batch if count else None
+def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    wide = torch.promote_types(old.dtype, new.dtype)
+    return old.to(wide) * (1 - momentum) + new.to(wide) * momentum
+
+
+def check_momentum(momentum: object, name: str) -> float:
+    """Return the weight of the new statistic as a number from 0 to 1, or raise."""
+    if isinstance(momentum, bool) or not isinstance(momentum, (int, float)):
+        raise TypeError(f"{name}: momentum must be a number from 0 to 1, got {type(momentum).__name__}")
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"{name}: momentum is the weight of the new statistic, from 0 to 1; got {momentum}")
+    return float(momentum)
+
+
+def _counted(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> int:
+    """Return how many values of a channel are counted; without a mask no device is asked."""
+    if mask is None:
+        return math.prod([x.shape[a] for a in axes])
+    seen = int(mask.sum())
+    return seen * math.prod([x.shape[a] for a in axes if mask.shape[a] == 1])
+
+
+def _single_value(x: Tensor, mask: Tensor | None, training: bool, name: str) -> ValueError:
+    real = "" if mask is None else " real (unmasked)"
+    mode = "training" if training else "without running statistics, inference"
+    remedy = "running statistics with training=False (module.eval())" if training else "running statistics"
+    return ValueError(
+        f"{name}: {mode} needs more than one{real} value per channel, got x of shape {tuple(x.shape)}: the variance "
+        f"of a single value is 0 and every output would be the bias. Use a larger batch, or {remedy}"
+    )
 
 
 def _channel_axis(x: Tensor, channel_axis: int, name: str) -> int:
@@ -264,6 +289,8 @@ def _group_norm(
     check_float(x, name)
     channel = _channel_axis(x, channel_axis, name)
     channels = x.shape[channel]
+    if isinstance(groups, bool) or not isinstance(groups, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name}: groups must be an int, got {type(groups).__name__}")
     if groups < 1 or channels % groups:
         raise ValueError(f"{name}: groups must divide the {channels} channels of x {tuple(x.shape)}, got {groups}")
     number = eps_value(check_eps(eps, name), x.dtype)
@@ -276,7 +303,7 @@ def _group_norm(
         return None if t is None else t.unflatten(channel, split)
 
     grouped_x = x.unflatten(channel, split)
-    axes = tuple(a for a in range(1, grouped_x.dim()) if a != channel)
+    axes = COVERAGE["group"].axes_in(grouped_x.dim(), channel)
     y = registry.normalize(
         grouped_x,
         TORCH_LAYER_NORM,

@@ -9,6 +9,7 @@ from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_val
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional.rows import check_parameters
 from normkit.kernels import registry
+from normkit.kernels.rounding import round_to
 from normkit.kernels.statistics import accumulation_dtype
 from normkit.spec import NormSpec
 
@@ -24,9 +25,10 @@ def add_layer_norm(
     eps: Eps = 1e-5,
     spec: NormSpec = TORCH_LAYER_NORM,
 ) -> tuple[Tensor, Tensor]:
-    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x`` rounded once, ``y = LayerNorm(s)`` over the last axis.
+    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x``, ``y = LayerNorm(s)`` over the last axis.
 
-    The statistic is that of the rounded s, so y is what a separate add and norm would give, bit for bit.
+    s is formed in float32 (float64 for a float64 stream) and rounded to the stream's dtype. The statistic is that of
+    the rounded s, so y is what a separate add and norm would give, bit for bit.
 
     Args:
         x: the sublayer's output, any shape.
@@ -66,9 +68,10 @@ def add_rms_norm(
     eps: Eps = 1e-6,
     spec: NormSpec = TORCH_RMS_NORM,
 ) -> tuple[Tensor, Tensor]:
-    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x`` rounded once, ``y = RMSNorm(s)`` over the last axis.
+    r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x``, ``y = RMSNorm(s)`` over the last axis.
 
-    The statistic is that of the rounded s, so y is what a separate add and norm would give, bit for bit.
+    s is formed in float32 (float64 for a float64 stream) and rounded to the stream's dtype. The statistic is that of
+    the rounded s, so y is what a separate add and norm would give, bit for bit.
 
     Args:
         x: the sublayer's output, any shape.
@@ -119,16 +122,16 @@ def _add_norm(
         raise ValueError(f"{name}: x needs at least one axis, got a scalar")
     if spec.kind != kind or spec.gate != "none":
         raise ValueError(f"{name}: expected an ungated {kind} spec, got {spec.code}")
-    number = eps_value(check_eps(eps, name), x.dtype)
+    stream = torch.promote_types(x.dtype, residual.dtype)
+    number = eps_value(check_eps(eps, name), stream)
     check_parameters(spec, weight, name)
     axes = (x.dim() - 1,)
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
-    stream = torch.promote_types(x.dtype, residual.dtype)
     wide = accumulation_dtype(stream)
     # Scales of 1 are left out, so that the sum is the plain sum; α·r + β·x is formed wide and rounded once.
     scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
     branch = x.to(wide) if branch_scale == 1 else x.to(wide) * branch_scale
-    s = (scaled + branch).to(stream)
+    s = round_to(scaled + branch, stream)
     y = registry.normalize(s, spec, w, b, axes=axes, eps=number, out_dtype=x.dtype)
     return y, s

@@ -228,7 +228,9 @@ def _row_norm(
 
 
 def check_out(out: Tensor, inputs: Sequence[Tensor | None], name: str) -> None:
-    """Refuse ``out=`` where a gradient would be lost."""
+    """Refuse an ``out=`` that is no tensor, or where a gradient would be lost."""
+    if not isinstance(out, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name}: out must be a torch.Tensor, got {type(out).__name__}")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*inputs, out)):
         raise ValueError(f"{name}: out= cannot record a gradient; call it under torch.no_grad(), or leave out= away")
 

@@ -3,7 +3,8 @@
 Any axes, any floating dtype, any layout, masks. Differentiable to any order, in forward mode, under vmap, compile
 and export, because it is nothing but PyTorch operators without a data-dependent branch. It promises the error bound
 of float32 statistics with one IEEE 1/√; it does not promise that a row's bits are independent of the batch
-(PyTorch's sums choose their order by shape).
+(PyTorch's sums choose their order by shape). Compiled code keeps every declared rounding; only statistics in the
+input's own half type (``statistic_dtype="input"``) are formed wider there than in eager mode.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.kernels.statistics import Count, accumulation_dtype, center, rescaling
+from normkit.kernels.rounding import keep_rounded, round_to
+from normkit.kernels.statistics import Count, accumulation_dtype, center, rescaled_epsilon, rescaling
 from normkit.spec import NormSpec
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -43,10 +45,12 @@ def normalize(
         work = work * activate(gate, spec.activation).to(work.dtype)
     # With no element there is nothing to normalise; the parameters still receive (zero) gradients.
     count = Count.of(work, axes, mask)
-    normed = _normalized(work, spec, axes, eps, count, x.dtype) if x.numel() else work
+    normed = _normalized(work, spec, axes, eps, count, x.dtype) if x.numel() else work.clone()
     y = _apply_weight(normed, spec, weight, bias, target)
     if spec.gate == "after" and gate is not None:
-        y = (y * activate(gate, spec.activation)).to(target)
+        y = (y * activate(gate, spec.activation)).to(
+            target if spec.output == "input" else _promoted(target, weight, bias)
+        )
     return y if mask is None else torch.where(mask, y, torch.zeros((), dtype=y.dtype, device=y.device))
 
 
@@ -56,7 +60,8 @@ def _normalized(
     """Return (x − μ) / √(σ² + ε) in the dtype of the statistics."""
     x = count.drop(x)
     scale: Tensor | None = None
-    if x.dtype not in _HALVES and input_dtype != torch.float16:  # float16's squares cannot leave float32
+    # The squares of float16 values cannot leave float32; those of a gated value can.
+    if x.dtype not in _HALVES and (input_dtype != torch.float16 or spec.gate == "before"):
         scale = rescaling(x, axes, eps**0.5 if spec.eps == "inside" else eps)
         x = x * scale
     value = x
@@ -80,15 +85,15 @@ def _divide(
 ) -> Tensor:
     """Divide by the root of ``square``, with ε where the spec wants it and rescaled as the row was."""
     if spec.eps == "inside":
-        epsilon = eps if scale is None else torch.where(scale == 1, eps, (scale * eps**0.5).square())
+        epsilon = eps if scale is None else rescaled_epsilon(eps, scale)
         radicand = square + epsilon
         if spec.root == "divide":
             return value / torch.sqrt(radicand)
         inverse = torch.pow(radicand, -0.5) if spec.root == "power" else inverse_root(radicand)
     else:
         # √0 has an infinite slope; where() on both sides keeps a zero row's gradient at the value of the ε branch.
-        positive = square > 0
-        norm = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+        nonzero = square != 0  # true for NaN, which must not pass for a zero row
+        norm = torch.where(nonzero, torch.where(nonzero, square, 1.0).sqrt(), 0.0)
         epsilon = eps if scale is None else scale * eps
         if spec.eps == "max":
             floor = torch.as_tensor(epsilon, dtype=norm.dtype, device=norm.device)
@@ -101,7 +106,7 @@ def _divide(
     if spec.root_rounding == "input":
         factor = inverse if scale is None else inverse * scale
         original = value if scale is None else value / scale
-        return (original.to(input_dtype) * factor.to(input_dtype)).to(value.dtype)
+        return (round_to(original, input_dtype) * round_to(factor, input_dtype)).to(value.dtype)
     return value * inverse
 
 
@@ -125,11 +130,11 @@ def _apply_weight(
         return y.to(_promoted(target, weight, bias))
     # Rounded first. The parameters then act in the promoted dtype, each operation rounded there, as models do it.
     if spec.cast == "t5":
-        y = normed.to(weight.dtype) if weight is not None and weight.dtype in _HALVES else normed
+        y = round_to(normed, weight.dtype) if weight is not None and weight.dtype in _HALVES else normed
     else:
-        y = normed.to(target)
-    y = y if gain is None else gain * y
-    y = y if bias is None else y + bias
+        y = round_to(normed, target)
+    y = y if gain is None else keep_rounded(gain * y)
+    y = y if bias is None else keep_rounded(y + bias)
     return y.to(target) if spec.output == "input" and spec.gate != "after" else y
 
 
@@ -137,7 +142,7 @@ def gain_of(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
     """Return γ: the weight, or 1 + weight added in ``dtype`` (the statistics') or rounded to the weight's own dtype."""
     if spec.weight == "one_plus":
         return 1 + weight.to(dtype)
-    return 1 + weight if spec.weight == "one_plus_rounded" else weight
+    return keep_rounded(1 + weight) if spec.weight == "one_plus_rounded" else weight
 
 
 def _promoted(dtype: torch.dtype, *parameters: Tensor | None) -> torch.dtype:
@@ -163,7 +168,7 @@ def apply_statistics(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Return (x − mean) · 1/√(variance + ε) · weight + bias, rounded once (batch norm at inference)."""
-    work = x.to(accumulation_dtype(x.dtype))
+    work = Count(mask, 0).drop(x).to(accumulation_dtype(x.dtype))  # a NaN there would reach the weight's gradient
     y = (work - mean.to(work.dtype)) * inverse_root(variance.to(work.dtype) + eps)
     y = y if weight is None else y * weight.to(work.dtype)
     y = (y if bias is None else y + bias.to(work.dtype)).to(x.dtype)

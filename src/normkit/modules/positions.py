@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from normkit import functional as F
-from normkit.checks import Eps, check_eps
+from normkit.checks import Eps, check_eps, check_float, check_mask
 from normkit.conventions import TORCH_LAYER_NORM
+from normkit.functional.positions import check_momentum
 from normkit.modules.parameters import Affine, check_width
+
+_HALVES = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _check_channels(x: Tensor, channels: int, channel_axis: int, owner: str) -> None:
+    check_float(x, owner)
     if x.dim() < 2 or not -x.dim() <= channel_axis < x.dim() or x.shape[channel_axis] != channels:
         raise ValueError(
             f"{owner}: built for {channels} channels on axis {channel_axis}, got x of shape {tuple(x.shape)}; "
@@ -47,20 +54,27 @@ class _Positions(Affine):
 
 
 def mask_from(x: Tensor, mask: Tensor | None, lengths: Tensor | None, channel_axis: int, owner: str) -> Tensor | None:
-    """Return the mask given, or the one that ``lengths`` (N,) mean for x (N, L, C) or (N, C, L)."""
+    """Return the mask given, or the one that ``lengths`` (N,) mean for x (N, L, C) or (N, C, L).
+
+    A length beyond L means all of L, one below 0 means nothing: asking for their extremes would stall a device.
+    """
     if lengths is None:
+        if mask is not None:
+            check_mask(mask, x, channel_axis % x.dim(), owner)
         return mask
     if mask is not None:
         raise ValueError(f"{owner}: give mask or lengths, not both")
     if x.dim() != 3:
         raise ValueError(f"{owner}: lengths need x with one position axis, got shape {tuple(x.shape)}; give a mask")
-    if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.shape != (x.shape[0],):
+    if not isinstance(lengths, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{owner}: lengths must be a tensor of {x.shape[0]} integers, got {type(lengths).__name__}")
+    if lengths.dtype not in _INTEGERS or lengths.shape != (x.shape[0],):
         raise ValueError(
             f"{owner}: lengths must be {x.shape[0]} integers, one per sample, "
-            f"got {lengths.dtype} of {tuple(lengths.shape)}"
+            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
         )
     positions = x.shape[1] if channel_axis % 3 == 2 else x.shape[2]
-    return torch.arange(positions, device=x.device) < lengths.unsqueeze(1)
+    return torch.arange(positions, device=x.device) < lengths.to(x.device).unsqueeze(1)
 
 
 class BatchNorm(_Positions):
@@ -72,12 +86,12 @@ class BatchNorm(_Positions):
     Args:
         num_features: C.
         eps: 1e-5, as torch's.
-        momentum: weight of the new statistic; None for the plain average over all batches.
+        momentum: weight of the new statistic, from 0 to 1; None for the plain average over all batches.
         channel_axis: −1 for (N, …, C), 1 for (N, C, …).
         affine: learn γ and β.
         track_running_stats: remember statistics for inference; without them a batch's own are used in eval mode too.
-        device, dtype: of parameters; the running buffers are float32 (float64 for float64 parameters) whatever the
-            dtype.
+        device, dtype: of parameters. The running buffers are float32 (float64 for float64) and never become a half
+            type, not even under ``half()`` or ``to(torch.bfloat16)``: 8 bits cannot hold a slowly moving mean.
 
     Raises:
         TypeError, ValueError: as `normkit.batch_norm`; a training batch with one value per channel leaves everything
@@ -108,7 +122,7 @@ class BatchNorm(_Positions):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.momentum = momentum
+        self.momentum = None if momentum is None else check_momentum(momentum, "BatchNorm")
         super().__init__(num_features, eps, channel_axis, affine, device, dtype)
         statistics = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -132,6 +146,16 @@ class BatchNorm(_Positions):
         super().reset_parameters()
         if "running_mean" in self._buffers:
             self.reset_running_stats()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BatchNorm:
+        """Move and cast as every module does, except that running statistics never become a half type."""
+        before = {name: self._buffers[name] for name in ("running_mean", "running_var")}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in _HALVES and old.dtype not in _HALVES:
+                self._buffers[name] = old.to(new.device)
+        return self
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
         """Normalise x; masked-out positions (or those beyond ``lengths``) count nowhere and come out as 0."""
@@ -157,6 +181,11 @@ class BatchNorm(_Positions):
         if counter is not None and tracked:
             counter.add_(1)
         return y
+
+    def extra_repr(self) -> str:
+        """Show channels, ε, axis, momentum and whether statistics are remembered."""
+        tracks = self.running_mean is not None
+        return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={tracks}"
 
 
 class InstanceNorm(_Positions):

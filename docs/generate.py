@@ -1,0 +1,78 @@
+"""Write the tables in docs/ from the tables in the code: `python docs/generate.py`. A test holds them equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normkit.conventions import NAMED
+from normkit.coverage import COVERAGE
+from normkit.placement import WIRINGS
+
+HERE = Path(__file__).parent
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def wirings() -> str:
+    """Return docs/wirings.md."""
+    rows = [
+        [
+            f"`{row.name}`",
+            f"`nk.{row.class_name}`",
+            row.formula,
+            "yes" if row.final_norm else "no",
+            row.init.text,
+            row.used_by,
+            row.source,
+        ]
+        for row in WIRINGS.values()
+    ]
+    head = ["name", "module", "update of the stream", "final norm", "initialisation", "used by", "source"]
+    constants = [
+        [str(depth), f"{c.alpha:.4f}", f"{c.beta:.4f}"]
+        for depth in (6, 12, 24, 48, 100, 1000)
+        for c in [WIRINGS["deepnorm"].constants(depth, "decoder-only")]
+    ]
+    return (
+        "# Wirings\n\nGenerated from `normkit.placement.WIRINGS` by `python docs/generate.py`. "
+        "Each N is a norm of its own.\n\n"
+        + table(head, rows)
+        + "\n\nDeepNorm's constants for a decoder-only (or encoder-only) stack:\n\n"
+        + table(["layers", "α", "β"], constants)
+        + "\n"
+    )
+
+
+def conventions() -> str:
+    """Return docs/conventions.md."""
+    rows = [[f"`nk.{name}`", f"`{spec.code}`"] for name, spec in NAMED.items()]
+    coverage = [
+        [
+            row.name,
+            "(" + ", ".join(row.axes) + ")",
+            row.statistics,
+            "yes" if row.causal else "no",
+            "yes" if row.running else "no",
+        ]
+        for row in COVERAGE.values()
+    ]
+    head = ["norm", "statistics over", "number of statistics", "causal", "running statistics"]
+    return (
+        "# Conventions\n\nGenerated from `normkit.conventions` and `normkit.coverage` by `python docs/generate.py`.\n"
+        "The parts of a code are explained in `normkit.NormSpec`.\n\n"
+        + table(["name", "code"], rows)
+        + "\n\n## Coverage: which elements of (N, L, C) share a statistic\n\n"
+        + table(head, coverage)
+        + "\n"
+    )
+
+
+PAGES = {"wirings.md": wirings, "conventions.md": conventions}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page())

@@ -1,0 +1,48 @@
+"""The `normkit` command. Thin: parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Annotated, NoReturn
+
+import typer
+
+from normkit.environment import describe, lines
+from normkit.lab.terminal.commands import app as lab
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Normalization for Transformers, and a lab that measures every claim about it.",
+)
+app.add_typer(lab, name="lab")
+
+
+@app.command()
+def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False) -> None:
+    """Print versions, machine and a short calibration: what a report of a fault or of a time should carry.
+
+    \b
+    Examples:
+      normkit env
+      normkit env --json | jq .calibration
+    """
+    facts = describe()
+    typer.echo(json.dumps(facts, indent=1) if as_json else "\n".join(lines(facts)))
+
+
+@app.callback()
+def _root() -> None:  # pyright: ignore[reportUnusedFunction]
+    pass
+
+
+def main() -> None:
+    """Run the command line; SIGTERM ends it as Ctrl-C does, with exit code 130."""
+    signal.signal(signal.SIGTERM, _terminated)
+    app()
+
+
+def _terminated(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,49 @@
+"""Roundings that survive a compiler."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``x.to(dtype)`` where the rounding is part of the result, also in compiled code.
+
+    Inductor computes half-precision operators in float32 and drops a conversion to a half type whose result it converts
+    back: a quarter of a Llama norm's bfloat16 outputs then differ from eager ones in the last bit. Under
+    ``torch.compile`` the rounding is therefore done on float32's bits first, so that the conversion has nothing left to
+    round. Eager calls and exported graphs hold the plain conversion; the derivative is the conversion's in both.
+    """
+    if x.dtype == dtype or dtype not in _HALVES or not _compiling():
+        return x.to(dtype)
+    wide = x.to(torch.float32)
+    fixed = wide.detach()
+    change = torch.where(fixed.isfinite(), nearest(fixed, dtype) - fixed, torch.zeros_like(fixed))
+    return (wide + change).to(dtype)  # exact: both terms are multiples of wide's last bit
+
+
+def keep_rounded(x: Tensor) -> Tensor:
+    """Return ``x``, just computed in a half type, with that rounding made binding as in `round_to`."""
+    return round_to(x.to(torch.float32), x.dtype) if x.dtype in _HALVES and _compiling() else x
+
+
+def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float32 ``x`` rounded to ``dtype``'s values, ties to even, as float32; right for all but NaN."""
+    drop = 16 if dtype == torch.bfloat16 else 13
+    bits = x.view(torch.int32)
+    tie_to_even = (bits >> drop) & 1
+    value = ((bits + ((1 << (drop - 1)) - 1) + tie_to_even) & -(1 << drop)).view(torch.float32)
+    if dtype == torch.bfloat16:
+        return value
+    # float16 has fewer exponents: steps of 2^-24 below 2^-14 (float32's between 1/2 and 1), and nothing beyond 65504.
+    subnormal = torch.copysign((x.abs() + 0.5) - 0.5, x)
+    value = torch.where(x.abs() < 2.0**-14, subnormal, value)
+    return torch.where(value.abs() > 65504.0, torch.copysign(torch.full_like(x, math.inf), x), value)
+
+
+def _compiling() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()

@@ -1,0 +1,71 @@
+"""The catalogue: every claim of the lab, found in the modules of this package.
+
+A module that holds claims names them in ``CLAIMS``; a file added here is a claim added to the lab.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from types import ModuleType
+
+from normkit.lab.claim import Claim, Study
+
+
+class UnknownClaimError(ValueError):
+    """A claim was asked for that the lab does not have."""
+
+
+def catalogue() -> tuple[Claim, ...]:
+    """Return all claims, in the order of their modules' names."""
+    return tuple(claim for claim, _ in located())
+
+
+def find(ids: Sequence[str]) -> tuple[Claim, ...]:
+    """Return the named claims in the catalogue's order; all of them when none is named.
+
+    Raises:
+        UnknownClaimError: naming the ids that come near.
+    """
+    return tuple(claim for claim, _ in select(located(), ids))
+
+
+def located() -> list[tuple[Claim, str]]:
+    """Return all claims, each with the name of the module that holds it."""
+    names = sorted(f"{__name__}.{info.name}" for info in pkgutil.iter_modules(__path__))
+    return collect([importlib.import_module(name) for name in names])
+
+
+def collect(modules: Sequence[ModuleType]) -> list[tuple[Claim, str]]:
+    """Return the claims of ``modules``; names are unique, and one study id means one study."""
+    found = [(claim, module.__name__) for module in modules for claim in getattr(module, "CLAIMS", ())]
+    claims: dict[str, str] = {}
+    studies: dict[str, Study] = {}
+    for claim, module in found:
+        other = claims.setdefault(claim.id, module)
+        assert other == module, f"claim {claim.id} stands in {other} and in {module}"
+        assert studies.setdefault(claim.study.id, claim.study) is claim.study, f"two studies {claim.study.id}"
+    assert len(claims) == len(found), "a module names a claim twice"
+    return found
+
+
+def select(found: Sequence[tuple[Claim, str]], ids: Sequence[str]) -> list[tuple[Claim, str]]:
+    """Return the entries whose claims are named, upper or lower case; all when none is named.
+
+    Raises:
+        UnknownClaimError: naming the ids that come near.
+    """
+    known = {claim.id.lower(): claim.id for claim, _ in found}
+    unknown = [name for name in ids if name.lower() not in known]
+    if unknown:
+        raise UnknownClaimError("; ".join(_unknown(name, known) for name in unknown))
+    wanted = {known[name.lower()] for name in ids}
+    return [entry for entry in found if not ids or entry[0].id in wanted]
+
+
+def _unknown(name: str, known: dict[str, str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(known[n] for n in near)}?" if near else f"there are {', '.join(known.values())}"
+    return f"no claim {name!r}: {hint}"

@@ -1,0 +1,281 @@
+"""F3: what the map of wirings, warm-up and learning rates says of three sentences.
+
+Where arms are compared, each stands at its own best learning rate, or is judged by the largest it can bear; none is
+judged at a rate picked for another.
+
+What the map covers: six blocks, twice as many sublayers. What it does not: the "dozens of layers" of which the
+article speaks. The verdicts are about networks of this depth.
+"""
+
+from __future__ import annotations
+
+import math
+
+from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
+from normkit.lab.claims.f3_map import (
+    DECADE,
+    LAYERS,
+    STEPS,
+    STUDY,
+    TENS,
+    WARMUP,
+    WIDTH,
+    at,
+    best_rate,
+    curves_chart,
+    largest_usable,
+    map_chart,
+    rates,
+)
+from normkit.lab.verdict import Criterion, interval
+
+# The range of ten normal numbers stays below 5.97 standard deviations in 999 of 1000 cases; `TENS` steps are ten
+# points of the curve.
+RANGE_OF_TEN = 5.97
+
+_WHY_MARGIN = (
+    "a tenth of what the previous byte tells about a byte in this text: a run that has gained less has learnt little "
+    "beyond the bytes' frequencies"
+)
+
+
+def _margin(e: Evidence, role: str) -> float:
+    return float(e.first(at(role, DECADE[0]), "margin"))
+
+
+def _gain(e: Evidence, role: str, lr: float, trains: bool) -> Criterion:
+    return Criterion(
+        name=f"{role}, lr {lr:g}: held-out gain over the unigram plateau (nats/byte)",
+        values=e.numbers(at(role, lr), "gain"),
+        kind="above" if trains else "at_most",
+        target=0.0,
+        tolerance=_margin(e, role),
+        reason=_WHY_MARGIN,
+    )
+
+
+def _bearable(e: Evidence) -> float:
+    """Return the learning rate F3a is judged at: the largest that Pre-Norm bears without warm-up."""
+    return largest_usable(e, "pre") or rates(e.settings)[0]
+
+
+def _oscillates(e: Evidence) -> list[Criterion]:
+    lr = _bearable(e)
+    return [
+        Criterion(
+            name=f"{role}, lr {lr:g}: largest rise of the training loss within {TENS} steps (nats/byte)",
+            values=e.numbers(at(role, lr), "rise"),
+            kind="above" if role == "post" else "at_most",
+            target=0.0,
+            tolerance=RANGE_OF_TEN * float(e.first(at(role, lr), "noise")),
+            reason="of level curves of ten points, 999 in 1000 stay within 5.97 standard deviations of a point's "
+            "batch noise",
+        )
+        for role in ("post", "pre")
+    ]
+
+
+def _stalls(e: Evidence) -> list[Criterion]:
+    lr = _bearable(e)
+    return [_gain(e, "post", lr, trains=False), _gain(e, "pre", lr, trains=True)]
+
+
+def _a_summary(e: Evidence) -> str:
+    lr = _bearable(e)
+
+    def told(role: str) -> str:
+        outcomes = e.values(at(role, lr), "outcome")
+        counted = ", ".join(f"{outcomes.count(o)} {o}" for o in sorted(set(outcomes)))
+        gain, rise = (interval(e.numbers(at(role, lr), key)) for key in ("gain", "rise"))
+        return f"{role} gains {gain} nats/byte over the plateau ({counted}), its curve rises by {rise}"
+
+    return f"lr {lr:g}, no warm-up, {LAYERS} blocks: {told('post')}; {told('pre')}"
+
+
+def _converges_only_with(e: Evidence) -> list[Criterion]:
+    return [_gain(e, "without", best_rate(e, "without"), trains=False)]
+
+
+def _bears_more(e: Evidence) -> list[Criterion]:
+    grid = rates(e.settings)
+    found = [largest_usable(e, role) for role in ("with", "without")]
+    inside = all(lr is not None and lr < grid[-1] for lr in found)
+    with_, without = (grid[0] if lr is None else lr for lr in found)
+    edge = "" if inside else "; on the edge of the grid, so it may lie beyond and nothing is decided"
+    return [
+        Criterion(
+            name=f"ln of the largest usable lr, with over without warm-up ({_told(found[0])} over "
+            f"{_told(found[1])}{edge})",
+            values=[math.log(with_ / without)],
+            kind="above",
+            target=0.0,
+            tolerance=math.log(3) / 4,
+            reason="neighbours on the grid lie a factor of 3 or more apart; a quarter of that step, and its double, "
+            "tell one grid point from the next",
+            known=None if inside else (-math.inf, math.inf),
+        )
+    ]
+
+
+def _told(lr: float | None) -> str:
+    return "none" if lr is None else f"{lr:g}"
+
+
+def _difference(e: Evidence) -> list[float]:
+    """Return held-out loss without minus with warm-up, each at its best learning rate, seed by seed."""
+    gains = [e.numbers(at(role, best_rate(e, role)), "gain") for role in ("with", "without")]
+    return [a - b for a, b in zip(*gains, strict=True)]
+
+
+def _b_summary(e: Evidence) -> str:
+    def told(role: str) -> str:
+        lr = best_rate(e, role)
+        gain = interval(e.numbers(at(role, lr), "gain"))
+        return f"gains {gain} nats/byte at its best lr {lr:g} and bears up to {_told(largest_usable(e, role))}"
+
+    return (
+        f"{LAYERS} blocks: without warm-up it {told('without')}; with {WARMUP} steps of it it {told('with')}; "
+        f"loss without minus with, each at its best: {interval(_difference(e))}"
+    )
+
+
+def _insensitive(e: Evidence) -> list[Criterion]:
+    stable = [_gain(e, "without", lr, trains=True) for lr in DECADE]
+    same = Criterion(
+        name="held-out loss without minus with warm-up, each at its best lr, paired (nats/byte)",
+        values=_difference(e),
+        kind="near",
+        target=0.0,
+        tolerance=_margin(e, "without"),
+        reason=_WHY_MARGIN,
+    )
+    return [*stable, same]
+
+
+def _c_summary(e: Evidence) -> str:
+    gains = ", ".join(f"{interval(e.numbers(at('without', lr), 'gain'))} at lr {lr:g}" for lr in rates(e.settings))
+    lrs = f"{best_rate(e, 'without'):g} and {best_rate(e, 'with'):g}"
+    return (
+        f"without warm-up it gains {gains} (nats/byte over the plateau); loss without minus with warm-up, each at its "
+        f"best lr ({lrs}): {interval(_difference(e))}"
+    )
+
+
+_MEASURED = (
+    f"The lab's Transformer ({LAYERS} blocks, width {WIDTH}, SwiGLU, RMSNorm, RoPE, Xavier; Pre-Norm with its final "
+    f"norm) is trained on bytes of real text, {STEPS} steps of 16 × 64 bytes, Adam(.9, .98), constant learning rate, "
+    f"with no warm-up or {WARMUP} linear steps; all arms of a seed share batches and initial weights. A run has "
+    "trained when its loss on text it never saw is below the entropy of that text's byte frequencies by a tenth of "
+    "what one byte of context is worth; else it is stuck, or diverged if a loss was not finite. "
+)
+_DEPTH = (
+    f" {LAYERS} blocks ({2 * LAYERS} sublayers) are judged; dozens of layers, of which the article speaks, are not."
+)
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="F3a",
+        title="Post-Norm without warm-up",
+        sentence="Stack dozens of layers, fix the learning rate, drop the warm-up: Post-Norm's loss usually starts to "
+        "oscillate or diverges within tens of steps, while Pre-Norm's descends smoothly.",
+        sentences=(45,),
+        source="Article, closing experiment of “Post-Norm and Pre-Norm”.",
+        measured=_MEASURED + "Judged at the largest learning rate that Pre-Norm bears without warm-up." + _DEPTH,
+        study=STUDY,
+        plays={"post": "post/warmup-0", "pre": "pre/warmup-0"},
+        literal=Rule(
+            text=f"Within {TENS} steps Post-Norm's training loss diverges, or rises above an earlier point of its "
+            "curve by more than batch noise explains (5.97 standard deviations of a point); Pre-Norm's does not.",
+            origin="sentence",
+            criteria=_oscillates,
+        ),
+        corrected=Rule(
+            text="After training, Post-Norm's held-out loss is not below the unigram plateau by the margin; Pre-Norm's "
+            "is.",
+            origin="sentence",
+            criteria=_stalls,
+        ),
+        correction="At this depth, at a learning rate that Pre-Norm bears, Post-Norm without warm-up does not "
+        "oscillate or diverge: it stalls at the unigram plateau, having learnt how often bytes occur and nothing of "
+        "their order, while Pre-Norm trains.",
+        control=Control(
+            text="The wirings swapped: Pre-Norm, at the largest rate that Post-Norm bears, must not stall.",
+            plays={"post": "pre/warmup-0", "pre": "post/warmup-0"},
+        ),
+        summary=_a_summary,
+        figures=lambda e: [
+            curves_chart(e, {"post": "Post-Norm", "pre": "Pre-Norm"}),
+            map_chart(e, {"post": "Post-Norm", "pre": "Pre-Norm"}),
+        ],
+        explanation=Explanation(
+            text="Post-Norm's large gradients at the last layers (F1) may let the first steps saturate the end of the "
+            "network before its beginning has learnt anything; Adam bounds the size of steps and so keeps that from "
+            "showing as a divergence.",
+            status="conjecture",
+        ),
+    ),
+    Claim(
+        id="F3b",
+        title="Post-Norm and warm-up",
+        sentence="Deep Post-Norm stacks must be trained with warm-up to converge stably.",
+        sentences=(38,),
+        source="Article, “Post-Norm”; Xiong et al. 2020, section 3.",
+        measured=_MEASURED
+        + "Each arm is judged at its best learning rate (chosen on the loss it is judged by, for both "
+        "arms alike) and by the largest learning rate at which 4 of 5 seeds train." + _DEPTH,
+        study=STUDY,
+        plays={"with": f"post/warmup-{WARMUP}", "without": "post/warmup-0"},
+        literal=Rule(
+            text="Without warm-up Post-Norm stays at the unigram plateau even at its best learning rate.",
+            origin="sentence",
+            criteria=_converges_only_with,
+        ),
+        corrected=Rule(
+            text="The largest learning rate at which 4 of 5 seeds train is higher with warm-up than without. If either "
+            "lies on the edge of the grid, this is not decided.",
+            origin="sentence",
+            criteria=_bears_more,
+        ),
+        correction="At this depth Post-Norm trains without warm-up if the learning rate is small enough; warm-up "
+        "raises the largest learning rate that it bears.",
+        control=Control(
+            text="The warm-up taken away: the runs without it play both parts, and bear no more than themselves.",
+            plays={"with": "post/warmup-0", "without": "post/warmup-0"},
+        ),
+        summary=_b_summary,
+        figures=lambda e: [map_chart(e, {"without": "Post, no warm-up", "with": f"Post, warm-up {WARMUP}"})],
+        explanation=Explanation(
+            text="If the first updates are what must stay small, a small constant rate serves as well as a rising one.",
+            status="conjecture",
+        ),
+    ),
+    Claim(
+        id="F3c",
+        title="Pre-Norm and warm-up",
+        sentence="Under Pre-Norm the stream is an uninterrupted highway and gradients reach every layer directly: "
+        "training is very stable and not sensitive to warm-up.",
+        sentences=(39,),
+        source="Article, “Pre-Norm”; Xiong et al. 2020, section 4.",
+        measured=_MEASURED + "Stability is judged over a tenfold range of learning rates, sensitivity with each arm at "
+        "its best (chosen on the loss it is judged by, for both arms alike)." + _DEPTH,
+        study=STUDY,
+        plays={"with": f"pre/warmup-{WARMUP}", "without": "pre/warmup-0"},
+        literal=Rule(
+            text=f"Without warm-up Pre-Norm trains at every learning rate from {DECADE[0]:g} to {DECADE[-1]:g}; and "
+            "with each arm at its best rate, warm-up changes held-out loss by no more than the margin.",
+            origin="sentence",
+            criteria=_insensitive,
+        ),
+        control=Control(
+            text="The wirings swapped: without warm-up Post-Norm must not train over that whole range.",
+            plays={"with": f"post/warmup-{WARMUP}", "without": "post/warmup-0"},
+        ),
+        summary=_c_summary,
+        figures=lambda e: [map_chart(e, {"without": "Pre, no warm-up", "with": f"Pre, warm-up {WARMUP}"})],
+        explanation=Explanation(
+            text="Pre-Norm's gradients near the output are smaller the deeper the network (F1), so the first updates "
+            "may need no warm-up to stay harmless.",
+            status="conjecture",
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""The lab's Transformer and how it is trained, a screen a concept."""

@@ -1,0 +1,86 @@
+"""How numbers are written for people: few digits, real minus signs, powers of ten instead of ``e-12``."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from normkit.lab.verdict import Criterion, interval
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return ``value`` with ``digits`` significant digits.
+
+    Example:
+        >>> number(0.0123456), number(-1.5), number(2.2e-16, 2), number(float("inf"))
+        ('0.01235', '−1.5', '2.2×10⁻¹⁶', '∞')
+    """
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 1e6:
+        text = f"{value:.{max(digits, math.floor(math.log10(abs(value))) + 1)}g}"
+        return text.replace("-", "−")
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    power = "10" + superscript(int(exponent))
+    if mantissa in {"1", "-1"}:
+        return mantissa.replace("-", "−")[:-1] + power
+    return f"{mantissa.replace('-', '−')}×{power}"
+
+
+def superscript(exponent: int) -> str:
+    """Return ``exponent`` in raised digits."""
+    return str(exponent).translate(_RAISED)
+
+
+def ticks(values: list[float]) -> list[str]:
+    """Return labels for evenly spaced tick positions, with the decimals that tell neighbours apart."""
+    gaps = [b - a for a, b in pairwise(values) if b > a]
+    largest = max((abs(v) for v in values), default=0.0)
+    if not gaps or not 1e-3 <= largest < 1e6 or min(gaps) < 1e-4:
+        return [number(v, 6 if gaps and largest and min(gaps) / largest < 1e-3 else 3) for v in values]
+    decimals = max(0, -math.floor(math.log10(min(gaps) * 1.0001)))
+    if any(abs(round(g, decimals) - g) > 1e-9 * largest for g in gaps):
+        decimals += 1  # steps such as 2.5 need one more
+    return [f"{v:.{decimals}f}".replace("-", "−") if v else "0" for v in values]
+
+
+def measured(criterion: Criterion) -> str:
+    """Return what a criterion measured: the mean and half its interval, or the range where every value counts."""
+    values = list(criterion.values)
+    if not values:
+        return "nothing"
+    if criterion.every and len(values) > 1:
+        low, high = min(values), max(values)
+        if any(map(math.isnan, values)):
+            return "not a number among the values"
+        return number(low) if low == high else f"{number(low)} … {number(high)}"
+    found = interval(values)
+    half = (found.high - found.low) / 2
+    if half == 0 or not math.isfinite(half):
+        return number(found.mean)
+    return f"{number(found.mean)} ± {number(half, 2)}"
+
+
+def judged_on(criterion: Criterion) -> str:
+    """Return what of the values is compared with the region."""
+    n = len(criterion.values)
+    if n == 1:
+        return "one value"
+    return f"every one of {n} values" if criterion.every else f"mean of {n}, 95 % interval"
+
+
+def region(criterion: Criterion) -> str:
+    """Return the region of the given tolerance in words."""
+    low, high = criterion.region()
+    if criterion.kind == "near":
+        return f"{number(low)} … {number(high)}"
+    signs = {"at_most": "≤", "at_least": "≥", "above": ">", "below": "<"}
+    return f"{signs[criterion.kind]} {number(high if math.isinf(low) else low)}"

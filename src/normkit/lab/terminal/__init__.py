@@ -1,0 +1,1 @@
+"""What `normkit lab` prints: tables, progress, the commands themselves."""

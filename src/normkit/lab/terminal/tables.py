@@ -1,0 +1,95 @@
+"""Text for terminals and pipes: plain aligned columns, whole words, no colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normkit.lab.runs.judged import Judged, summary_of
+from normkit.lab.runs.plan import Plan
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines with aligned columns; the last column is as long as it is."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
+    lines = [head, ["─" * len(word) for word in head], *rows]
+    return [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in lines
+    ]
+
+
+def seconds(value: float) -> str:
+    """Return a duration as people read it."""
+    if value < 10:
+        return f"{value:.1f} s"
+    if value < 90:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def verdict(judged: Judged) -> str:
+    """Return the verdict in words."""
+    if judged.judgement is None:
+        return "could not run" if judged.error else "not measured"
+    return judged.judgement.verdict.value
+
+
+def control(judged: Judged) -> str:
+    """Say what the control came to."""
+    if judged.control_judgement is None:
+        return "–"
+    return f"{judged.control_judgement.verdict.value}{'' if judged.flipped else ' (does not flip)'}"
+
+
+def verdict_table(all_judged: Sequence[Judged]) -> list[str]:
+    """Return one line a claim: verdict, control, the numbers."""
+    rows = [[j.claim.id, verdict(j), control(j), j.claim.title, summary_of(j)] for j in all_judged]
+    return table(["claim", "verdict", "control", "title", "measured"], rows)
+
+
+def plan_table(plan: Plan) -> list[str]:
+    """Return one line a study: its claims, how much there is to measure and how long it takes."""
+    rows = [
+        [
+            ", ".join(claim.id for claim in step.claims),
+            step.study.id,
+            str(len(step.cells)),
+            str(len(step.cached)),
+            seconds(step.seconds) + (" (alone)" if step.study.timing and step.missing else ""),
+        ]
+        for step in plan.steps
+    ]
+    return table(["claims", "study", "measurements", "cached", "to measure"], rows)
+
+
+def plan_line(plan: Plan, jobs: int) -> str:
+    """Return the plan in one sentence."""
+    cached = plan.cells - len(plan.missing)
+    return (
+        f"{len(plan.claims)} claims, {plan.cells} measurements, {cached} of them cached; "
+        f"about {seconds(plan.seconds(jobs))} of measuring with {jobs} worker{'s' if jobs > 1 else ''}"
+    )
+
+
+def comparison(differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the comparison of two runs: verdicts first, then the criteria side by side."""
+    lines: list[str] = []
+    for entry in differences:
+        mark = "≠" if entry["changed"] else "=" if entry["a"] == entry["b"] else " "
+        lines.append(f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}")
+        lines.extend(f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}" for c in entry["criteria"])
+    changed = sum(bool(entry["changed"]) for entry in differences)
+    both = sum(bool(entry["a"] and entry["b"]) for entry in differences)
+    return [*lines, "", f"{changed} of the {both} verdicts that both runs have differ"]
+
+
+def _mean(values: Sequence[float | None] | None) -> str:
+    if not values:
+        return "–"
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return "not finite"
+    mean = sum(known) / len(known)
+    return f"{mean:.4g}" if len(known) == 1 else f"{mean:.4g} ({min(known):.4g} to {max(known):.4g})"

@@ -1,0 +1,109 @@
+"""round_to: the bits of a conversion, in eager and in compiled code."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import normkit as nk
+from normkit.kernels.rounding import nearest, round_to
+from rows import randn
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_nearest_is_the_conversion_for_every_kind_of_number(dtype: torch.dtype):
+    bits = torch.randint(-(2**31), 2**31 - 1, (2_000_000,), generator=torch.Generator().manual_seed(0))
+    x = bits.to(torch.int32).view(torch.float32)
+    x = x[~x.isnan()]
+    assert torch.equal(nearest(x, dtype), x.to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_nearest_sends_every_tie_to_even(dtype: torch.dtype):
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
+    every = every[every.isfinite()].sort().values
+    ties = (every[1:] + every[:-1]) / 2
+    assert torch.equal(nearest(ties, dtype), ties.to(dtype).float())
+
+
+def test_an_eager_call_is_the_conversion():
+    x = randn(100, dtype=torch.float64)
+    assert torch.equal(round_to(x, torch.bfloat16), x.to(torch.bfloat16))
+    assert round_to(x, torch.float64) is x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
+def test_compiled_bits_and_gradient_are_the_eager_ones(dtype: torch.dtype):
+    """x − round(x): without care a compiler makes this 0, and the derivative of the conversion must remain 1."""
+
+    def residue(x: Tensor) -> Tensor:
+        return x - round_to(x, dtype).to(x.dtype)
+
+    def scaled(x: Tensor) -> Tensor:
+        return round_to(x, dtype).to(x.dtype) * 3
+
+    x = torch.cat([randn(1000), torch.tensor([float("inf"), float("nan"), 1e-8, 7e4, 0.0, -0.0])])
+    compiled = torch.compile(residue, fullgraph=True)
+    torch.testing.assert_close(compiled(x), residue(x), rtol=0, atol=0, equal_nan=True)
+    leaf = randn(1000).requires_grad_()
+    torch.compile(scaled, fullgraph=True)(leaf).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((1000,), 3.0))
+
+
+@pytest.mark.slow
+def test_a_compiled_llama_norm_keeps_its_intermediate_rounding():
+    """A quarter of the elements would differ; a sum in another order can move a few across a rounding boundary."""
+    x, w = randn(64, 256, dtype=torch.bfloat16), randn(256, seed=1, dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x, w: nk.rms_norm(x, w, spec=nk.LLAMA), fullgraph=True)
+    assert (compiled(x, w) != nk.rms_norm(x, w, spec=nk.LLAMA)).float().mean() < 1e-3
+
+
+@pytest.mark.slow
+def test_a_compiled_residual_norm_takes_the_statistic_of_the_rounded_sum():
+    x, r = randn(64, 256, dtype=torch.bfloat16), randn(64, 256, seed=1, dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x, r: nk.add_rms_norm(x, r)[0], fullgraph=True)
+    assert (compiled(x, r) != nk.add_rms_norm(x, r)[0]).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_is_traced_rounds_and_differentiates_as_a_conversion(dtype: torch.dtype):
+    """The graph the compiler receives, run by PyTorch: bit for bit, infinities and NaN included, with derivative 1."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return round_to(x, dtype).to(x.dtype) * 3
+
+    x = torch.cat([randn(1000), torch.tensor([float("inf"), float("nan"), 1e-8, 7e4, 0.0, -0.0])]).requires_grad_()
+    y = torch.compile(scaled, fullgraph=True, backend="aot_eager")(x)
+    assert "copysign" in graph_of(scaled, x) or dtype == torch.bfloat16
+    torch.testing.assert_close(y, scaled(x), rtol=0, atol=0, equal_nan=True)
+    (dx,) = torch.autograd.grad(y[:1000].sum(), x)
+    assert (dx[:1000] == 3).all()
+
+
+def graph_of(f: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    graphs: list[str] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(module.code)
+        return module.forward
+
+    torch.compile(f, fullgraph=True, backend=keep)(x)
+    return graphs[0]
+
+
+def test_an_exported_graph_holds_the_plain_conversion():
+    class Norm(torch.nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return nk.rms_norm(x, w, spec=nk.LLAMA)
+
+    x, w = randn(3, 8, dtype=torch.bfloat16), randn(8, seed=1, dtype=torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # export warns about torch's own internals
+        program = torch.export.export(Norm(), (x, w))
+    assert "copysign" not in program.graph_module.code
+    assert torch.equal(program.module()(x, w), Norm()(x, w))

@@ -1,0 +1,67 @@
+"""What the tests of claims share: measure a study in this process, judge a claim with given roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from normkit.lab.claim import Bench, Claim, Evidence, Measurement, Study
+from normkit.lab.draws import Draws
+from normkit.lab.settings import Settings
+from normkit.lab.verdict import Judgement, judge
+
+JudgeClaim = Callable[[Claim, Mapping[str, str], list[Measurement]], Judgement]
+
+
+class MeasureStudy:
+    """Run every arm and seed of a study, once for each study and settings."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, Settings], list[Measurement]] = {}
+
+    def __call__(self, study: Study, settings: Settings) -> list[Measurement]:
+        key = (study.id, settings)
+        if key not in self._made:
+            cells = [(arm.name, seed) for arm in study.arms(settings) for seed in settings.seeds[: study.seeds]]
+            self._made[key] = [self.fresh(study, settings, arm, seed) for arm, seed in cells]
+        return self._made[key]
+
+    @staticmethod
+    def fresh(study: Study, settings: Settings, arm: str, seed: int) -> Measurement:
+        """Measure one arm at one seed anew."""
+        assert not study.corpus, "a study of text needs a corpus; this helper has none"
+        (params,) = [a.params for a in study.arms(settings) if a.name == arm]
+        return Measurement(study.id, arm, seed, study.measure(params, Bench(settings, Draws(study.id, arm, seed))))
+
+
+@pytest.fixture(scope="session")
+def measure_study() -> MeasureStudy:
+    return MeasureStudy()
+
+
+@pytest.fixture(scope="session")
+def judge_claim() -> JudgeClaim:
+    """Judge a claim on measurements with the given arms in its roles."""
+
+    def judged(claim: Claim, plays: Mapping[str, str], measurements: list[Measurement]) -> Judgement:
+        evidence = Evidence(measurements, plays, Settings())
+        corrected = claim.corrected.criteria(evidence) if claim.corrected else None
+        return judge(claim.literal.criteria(evidence), corrected)
+
+    return judged
+
+
+@pytest.fixture(scope="session")
+def altered() -> Callable[[list[Measurement], str, Callable[[object], object]], list[Measurement]]:
+    """Return measurements in which every value whose key begins so is changed: what a broken world would measure."""
+
+    def alter(measurements, prefix, change):
+        return [
+            Measurement(
+                m.study, m.arm, m.seed, {k: change(v) if k.startswith(prefix) else v for k, v in m.values.items()}
+            )
+            for m in measurements
+        ]
+
+    return alter
