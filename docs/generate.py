@@ -1,7 +1,11 @@
-"""Write the tables in docs/ from the tables in the code: `python docs/generate.py`. A test holds them equal."""
+"""Write the tables in docs/ from the tables in the code: `python docs/generate.py`. A test holds them equal.
+
+`python docs/generate.py errors` measures and writes errors.md, in minutes; its last digits are the machine's.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from normkit.conventions import NAMED
@@ -73,6 +77,18 @@ def conventions() -> str:
 
 PAGES = {"wirings.md": wirings, "conventions.md": conventions}
 
+
+def errors() -> str:
+    """Return docs/errors.md."""
+    from normkit.testing.error_page import page
+    from normkit.testing.errors import table as measure
+
+    return page(measure())
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["errors"]:
+        (HERE / "errors.md").write_text(errors())
+        raise SystemExit
     for name, page in PAGES.items():
         (HERE / name).write_text(page())

@@ -11,6 +11,8 @@ Example:
     torch.Size([2, 3, 8])
 """
 
+from typing import Any as _Any
+
 from normkit.checks import TORCH_DEFAULT as TORCH_DEFAULT
 from normkit.conventions import COHERE as COHERE
 from normkit.conventions import DEBERTA as DEBERTA
@@ -49,6 +51,7 @@ from normkit.functional import moments as moments
 from normkit.functional import normalize as normalize
 from normkit.functional import rms_norm as rms_norm
 from normkit.functional import scale_norm as scale_norm
+from normkit.kernels.registry import use as use
 from normkit.kernels.statistics import Moments as Moments
 from normkit.modules import BatchNorm as BatchNorm
 from normkit.modules import Derf as Derf
@@ -74,9 +77,13 @@ from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> _Any:
     if name == "__version__":  # read when asked: importlib.metadata costs 20 ms
         from importlib.metadata import version
 
         return version("normkit")
+    if name == "testing":  # the conformance kit, when somebody asks for it
+        from importlib import import_module
+
+        return import_module("normkit.testing")
     raise AttributeError(f"module 'normkit' has no attribute {name!r}")

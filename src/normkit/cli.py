@@ -8,8 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from normkit.bench.command import bench
 from normkit.environment import describe, lines
 from normkit.lab.terminal.commands import app as lab
+from normkit.testing.command import errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +20,8 @@ app = typer.Typer(
     help="Normalization for Transformers, and a lab that measures every claim about it.",
 )
 app.add_typer(lab, name="lab")
+app.command("bench")(bench)
+app.command("errors")(errors)
 
 
 @app.command()

@@ -61,6 +61,14 @@ class NormSpec:
         for wrong, why in self._contradictions():
             if wrong:
                 raise ValueError(f"impossible NormSpec: {why}")
+        # Specs are dictionary keys on the path of every call: hashing eleven fields each time would cost a microsecond.
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _ALLOWED)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined,no-any-return]
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return NormSpec.from_code, (self.code,)  # a hash of strings differs from process to process, a code does not
 
     def _contradictions(self) -> list[tuple[bool, str]]:
         return [

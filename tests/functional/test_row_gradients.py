@@ -11,50 +11,14 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import normkit as nk
-from rows import FLOATS, depth, randn, unit
+from rows import FLOATS, gradient_bounds, plain_norm, randn
 
 Function = Callable[..., Tensor]
 FUNCTIONS: dict[str, Function] = {"layer": nk.layer_norm, "rms": nk.rms_norm}
 
 
-def plain(x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, centered: bool, eps: float = 1e-5) -> Tensor:
-    d = x - x.mean(-1, keepdim=True) if centered else x
-    y = d / (d.square().mean(-1, keepdim=True) + eps).sqrt()
-    y = y if w is None else y * w
-    return y if b is None else y + b
-
-
 def grads(y: Tensor, leaves: tuple[Tensor, ...], dy: Tensor, **how: bool) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, leaves, dy, **how)
-
-
-def bounds(
-    x: Tensor,
-    w: Tensor,
-    dy: Tensor,
-    exact: tuple[Tensor, ...],
-    centered: bool,
-    dtypes: list[torch.dtype],
-    eps: float = 1e-5,
-) -> list[Tensor]:
-    """Bound float32 gradients of rows whose mean does not exceed their deviation.
-
-    dx adds up rstd·(g, mean g, x̂·mean(g·x̂)): two sums of ``depth`` and fewer than 20 further roundings, each against
-    the sum of the terms' sizes. dw and db add up the rows, with x̂ itself off by depth/2 + 6.
-    """
-    u, k, rows = unit(torch.float32), depth(x.shape[-1]), x[..., 0].numel()
-    d = x.double() - x.double().mean(-1, keepdim=True) if centered else x.double()
-    rstd = (d.square().mean(-1, keepdim=True) + eps).rsqrt()
-    size, g = (d * rstd).abs(), (dy.double() * w.double()).abs()
-
-    def mean(t: Tensor) -> Tensor:
-        return t.mean(-1, keepdim=True)
-
-    dx = (2 * k + 20) * u * rstd * (g + mean(g) + (1 + size) * mean(g * (1 + size)))
-    dw = (depth(rows) + k + 20) * u * (dy.double().abs() * (1 + size)).flatten(0, -2).sum(0)
-    db = (depth(rows) + 2) * u * dy.double().abs().flatten(0, -2).sum(0)
-    half = [0.0 if t == torch.float32 else unit(t) for t in dtypes]
-    return [b + h * e.abs() + h * 2.0**-20 for b, h, e in zip((dx, dw, db), half, exact, strict=False)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -68,8 +32,8 @@ def test_gradients_lie_within_the_bound_of_float64(kind: str, n: int, dtype: tor
         leaves = tuple(t.clone().requires_grad_() for t in (x, w, b))
         got = grads(FUNCTIONS[kind](*leaves, eps=1e-5), leaves, dy)
         wide = tuple(t.double().requires_grad_() for t in (x, w, b))
-        exact = grads(plain(*wide, centered=centered), wide, dy.double())
-        limits = bounds(x, w, dy, exact, centered, [dtype, w_dtype, w_dtype])
+        exact = grads(plain_norm(*wide, centered=centered), wide, dy.double())
+        limits = gradient_bounds(x, w, dy, exact, centered, [dtype, w_dtype, w_dtype])
         for g, e, limit, leaf, what in zip(got, exact, limits, leaves, "xwb", strict=True):
             assert g.dtype == leaf.dtype
             excess = ((g.double() - e).abs() - limit).max()
@@ -105,8 +69,8 @@ def test_gradients_of_extreme_rows(kind: str, n: int, magnitude: float):
     x, w = x * magnitude, torch.ones(dy.shape[-1])
     leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
     (got,) = grads(FUNCTIONS[kind](leaf, eps=0.0), (leaf,), dy)
-    exact = grads(plain(wide, centered=kind == "layer", eps=0.0), (wide,), dy.double())
-    limit = bounds(x, w, dy, exact, kind == "layer", [torch.float32], eps=0.0)[0]
+    exact = grads(plain_norm(wide, centered=kind == "layer", eps=0.0), (wide,), dy.double())
+    limit = gradient_bounds(x, w, dy, exact, kind == "layer", [torch.float32], eps=0.0)[0]
     assert ((got.double() - exact[0]).abs() <= limit).all()
 
 
@@ -155,6 +119,11 @@ def test_statistics_are_kept_in_float32(kind: str, dtype: torch.dtype):
 
     x, w = randn(6, 8, dtype=dtype).requires_grad_(), randn(8, dtype=dtype).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        FUNCTIONS[kind](x, w)
+    expected = {"layer": (6, 4), "rms": (6, 2)}[kind]  # μ̂, its remainder, 1/σ and the power of two a row was scaled by
+    assert [(tuple(t.shape), t.dtype) for t in saved] == [((6, 8), dtype), ((8,), dtype), (expected, torch.float32)]
+    saved.clear()
+    with nk.use("reference"), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         FUNCTIONS[kind](x, w)
     per_row = [t.dtype for t in saved if t.shape == (6, 1)]
     assert per_row
@@ -206,7 +175,7 @@ def test_third_order_is_the_plain_formulas(kind: str, scale: float):
         return value.detach()
 
     def same(x: Tensor) -> Tensor:
-        return plain(x, centered=kind == "layer", eps=0.0)
+        return plain_norm(x, centered=kind == "layer", eps=0.0)
 
     ours = partial(FUNCTIONS[kind], eps=0.0)
     tolerance = {"rtol": 1e-10, "atol": 1e-12}
@@ -216,11 +185,19 @@ def test_third_order_is_the_plain_formulas(kind: str, scale: float):
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_create_graph_changes_no_gradient(kind: str):
-    """Fault C17."""
+    """Fault C17: none of the reference's bits; the kernels' gradients and the reference's obey one bound."""
     leaves = (randn(4, 8).requires_grad_(), randn(8).requires_grad_())
     dy = randn(4, 8, seed=1)
-    kept = grads(FUNCTIONS[kind](*leaves), leaves, dy, create_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(kept, grads(FUNCTIONS[kind](*leaves), leaves, dy), strict=True))
+    with nk.use("reference"):
+        kept = grads(FUNCTIONS[kind](*leaves), leaves, dy, create_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(kept, grads(FUNCTIONS[kind](*leaves), leaves, dy), strict=True))
+    wide = tuple(t.detach().double().requires_grad_() for t in leaves)
+    exact = grads(plain_norm(*wide, centered=kind == "layer", eps=1e-5 if kind == "layer" else 1e-6), wide, dy.double())
+    x, w = (t.detach() for t in leaves)
+    limits = gradient_bounds(x, w, dy, exact, kind == "layer", [torch.float32] * 2, eps=1e-6)
+    for create_graph in (False, True):
+        got = grads(FUNCTIONS[kind](*leaves), leaves, dy, create_graph=create_graph)
+        assert all(((g - e).abs() <= limit).all() for g, e, limit in zip(got, exact, limits, strict=True))
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
@@ -228,7 +205,7 @@ def test_transforms_agree_with_the_plain_formula(kind: str):
     x, w, v = (randn(*s, seed=i, dtype=torch.float64) for i, s in enumerate([(5, 6), (6,), (5, 6)]))
     x[1] *= 1e50  # one row that is rescaled
     f = partial(FUNCTIONS[kind], eps=1e-5)
-    g = partial(plain, centered=kind == "layer")
+    g = partial(plain_norm, centered=kind == "layer")
     close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
     def loss(h: Function) -> Callable[[Tensor, Tensor], Tensor]:

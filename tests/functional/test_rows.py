@@ -28,7 +28,8 @@ def test_random_rows_lie_within_the_bound_and_so_does_torch(kind: str, n: int, d
         truth.check(got)
         if kind == "layer":
             truth.check(F.layer_norm(x, (n,), w, b))
-        else:
+            continue
+        with nk.use("reference"):
             assert torch.equal(nk.rms_norm(x, w, eps=1e-5), F.rms_norm(x, (n,), w, 1e-5))
 
 
@@ -186,7 +187,9 @@ def test_epsilon_by_torchs_default():
     for dtype in (*FLOATS, torch.float64):
         x = (0.058 * randn(2, 4, 1, 32)).to(dtype)
         y = nk.rms_norm(x, eps=nk.TORCH_DEFAULT)
-        assert torch.equal(y, F.rms_norm(x, (32,)))
+        assert torch.equal(y, nk.rms_norm(x, eps=torch.finfo(dtype if dtype == torch.float64 else torch.float32).eps))
+        with nk.use("reference"):
+            assert torch.equal(nk.rms_norm(x, eps=nk.TORCH_DEFAULT), F.rms_norm(x, (32,)))
         torch.testing.assert_close(y.double().square().mean(-1), torch.ones(2, 4, 1).double(), rtol=0.01, atol=0)
 
 

@@ -2,13 +2,17 @@
 
 import warnings
 from collections.abc import Callable
+from itertools import product
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 
 import normkit as nk
-from normkit.kernels.rounding import nearest, round_to
+from normkit.conventions import NAMED
+from normkit.kernels import reference
+from normkit.kernels.rounding import nearest, result_dtype, round_to
 from rows import randn
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -107,3 +111,29 @@ def test_an_exported_graph_holds_the_plain_conversion():
         program = torch.export.export(Norm(), (x, w))
     assert "copysign" not in program.graph_module.code
     assert torch.equal(program.module()(x, w), Norm()(x, w))
+
+
+def every_spec() -> list[nk.NormSpec]:
+    """Return every possible combination of what decides a dtype, and the named specs."""
+    axes = ("centered", "statistic_dtype", "weight", "cast", "output")
+    hints = get_type_hints(nk.NormSpec)
+    found = list(NAMED.values())
+    for values in product(*(get_args(hints[name]) or (False, True) for name in axes)):
+        try:
+            found.append(nk.NormSpec(**dict(zip(axes, values, strict=True))))  # type: ignore[arg-type]
+        except ValueError:
+            continue  # an impossible combination
+    return [spec for spec in found if spec.gate == "none"]
+
+
+def test_the_dtype_foretold_is_the_references():
+    """Kernels allocate y, and out= is checked, by `result_dtype` before anything is computed."""
+    x = torch.ones(2, 4)
+    floats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    for spec, x_dtype, w_dtype, b_dtype in product(every_spec(), floats, (None, *floats), (None, *floats)):
+        if spec.weight == "none" and w_dtype is not None:
+            continue
+        w, b = (None if d is None else torch.ones(4, dtype=d) for d in (w_dtype, b_dtype))
+        y = reference.normalize(x.to(x_dtype), spec, w, b, axes=(1,), eps=1e-6)
+        foretold = result_dtype(spec, x_dtype, w_dtype, b_dtype)
+        assert y.dtype == foretold, (spec.code, x_dtype, w_dtype, b_dtype)

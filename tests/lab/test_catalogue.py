@@ -3,9 +3,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from toys import toy
+from toys import MIXED, toy
 
 from normkit.lab.claims import UnknownClaimError, catalogue, collect, find, located, select
+from normkit.lab.untestable import Untestable
 
 
 @pytest.fixture
@@ -22,6 +23,16 @@ def test_claims_are_found_by_name_in_any_case_and_come_in_the_catalogues_order(m
     found = collect([module])
     assert [claim.id for claim, _ in select(found, ["clk", "T1", "t1"])] == ["T1", "CLK"]
     assert select(found, []) == found
+
+
+def test_what_cannot_be_tested_stands_among_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = collect([toy(tmp_path, monkeypatch, MIXED)])
+    assert [claim.id for claim, _ in found] == ["T1", "OPEN", "T2", "DIV", "BAD", "CLK"]
+    [(claim, _)] = select(found, ["open"])
+    assert isinstance(claim, Untestable)
+    twice = SimpleNamespace(__name__="a", CLAIMS=(claim, claim))
+    with pytest.raises(AssertionError, match="names a claim twice"):
+        collect([twice])  # type: ignore[list-item]
 
 
 def test_every_unknown_name_is_answered(module: ModuleType):

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from toys import SOURCE, toy
+from toys import MIXED, SOURCE, toy
 from typer.testing import CliRunner, Result
 
 from normkit.cli import app
@@ -60,6 +60,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(engine, "Rendering", NoReport)
     monkeypatch.setattr(folder, "describe", lambda: describe(calibrate=False))
     return module
+
+
+@pytest.fixture
+def mixed(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The toys with a sentence among them that cannot be tested, in place of those without."""
+    both = toy(tmp_path, monkeypatch, MIXED)
+    monkeypatch.setattr(commands, "located", lambda: collect([both]))
+    return both
 
 
 def call(*args: str) -> Result:
@@ -208,6 +216,50 @@ def test_compare_puts_verdicts_and_criteria_side_by_side(module: ModuleType, tmp
     text = call("compare", "a", "b").stdout
     assert "T1   ≠  holds  |  not decided" in text
     assert "1 of the 2 verdicts that both runs have differ" in text
+
+
+def test_what_cannot_be_tested_is_listed_selected_and_answered_for_nothing(mixed: ModuleType, tmp_path: Path):
+    listed = {c["id"]: c for c in json.loads(call("list", "--json").stdout)}
+    assert listed["OPEN"] == {
+        "id": "OPEN",
+        "title": "toy OPEN",
+        "sentence": "Toys are dear.",
+        "sentences": [7],
+        "seconds": 0,
+        "seeds": 0,
+        "study": None,
+        "mode": "quick",
+    }
+    assert re.search(r"^OPEN +7 +0\.0 s +toy OPEN$", call("list").stdout, re.MULTILINE)
+    plan = call("run", "open", "T1", "--out", "run", "--dry-run").stdout
+    assert re.search(r"^OPEN +– +0 +0 +nothing: not testable$", plan, re.MULTILINE)
+    assert "2 claims, 6 measurements" in plan
+    assert json.loads(call("run", "OPEN", "--out", "run", "--dry-run", "--json").stdout) == []
+    answered = call("run", "open", "--out", "run", "--strict")
+    assert answered.exit_code == 0
+    assert re.search(
+        r"^OPEN +not testable here +– +toy OPEN +Dear to whom is not said\.$", answered.stdout, re.MULTILINE
+    )
+    assert "OPEN: not testable here. toy OPEN: Dear to whom is not said." in answered.stderr
+    assert values(tmp_path / "run") == {}
+    (verdict,) = json.loads(call("run", "OPEN", "--out", "run", "--json").stdout)
+    assert verdict["verdict"] == "not testable here"
+
+
+def test_compare_puts_what_cannot_be_tested_beside_itself(mixed: ModuleType, tmp_path: Path):
+    assert call("run", "T1", "OPEN", "--out", "a").exit_code == 0
+    assert call("run", "T1", "--out", "b").exit_code == 0
+    found = json.loads(call("compare", "a", "b", "--json").stdout)
+    assert found["claims"][1] == {
+        "id": "OPEN",
+        "a": "not testable here",
+        "b": "not testable here",
+        "changed": False,
+        "criteria": [],
+    }
+    text = call("compare", "a", "b").stdout
+    assert "OPEN =  not testable here  |  not testable here" in text
+    assert "0 of the 3 verdicts that both runs have differ" in text
 
 
 def test_killed_and_started_again_gives_the_same_bits(module: ModuleType, tmp_path: Path):

@@ -91,6 +91,20 @@ CLAIMS = (
 )
 '''
 
+# The same, with a sentence among them that nobody can test.
+MIXED = (
+    SOURCE
+    + """
+from normkit.lab.untestable import Untestable
+
+CLAIMS = (
+    *CLAIMS[:1],
+    Untestable("OPEN", "toy OPEN", "Toys are dear.", (7,), "nowhere", "Dear to whom is not said.", ("A toy, 2020.",)),
+    *CLAIMS[1:],
+)
+"""
+)
+
 _numbers = itertools.count()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, check_mask, eps_value
 from normkit.conventions import TORCH_LAYER_NORM
 from normkit.coverage import COVERAGE
-from normkit.kernels import reference, registry
+from normkit.kernels import reference
 from normkit.kernels.statistics import Moments, moments_of
 
 
@@ -210,7 +210,7 @@ def batch_norm(
     counted = _counted(x, axes, wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
-    y = registry.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
+    y = reference.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
     if training and counted and running_mean is not None and running_var is not None:
         move_running(running_mean, running_var, moments_of(x.detach(), axes, wide_mask), momentum)
     return y
@@ -304,7 +304,7 @@ def _group_norm(
 
     grouped_x = x.unflatten(channel, split)
     axes = COVERAGE["group"].axes_in(grouped_x.dim(), channel)
-    y = registry.normalize(
+    y = reference.normalize(
         grouped_x,
         TORCH_LAYER_NORM,
         grouped(w),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from normkit import ops
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional.rows import check_parameters
-from normkit.kernels import registry
-from normkit.kernels.rounding import round_to
-from normkit.kernels.statistics import accumulation_dtype
 from normkit.spec import NormSpec
 
 
@@ -128,10 +126,6 @@ def _add_norm(
     axes = (x.dim() - 1,)
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
-    wide = accumulation_dtype(stream)
-    # Scales of 1 are left out, so that the sum is the plain sum; α·r + β·x is formed wide and rounded once.
-    scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
-    branch = x.to(wide) if branch_scale == 1 else x.to(wide) * branch_scale
-    s = round_to(scaled + branch, stream)
-    y = registry.normalize(s, spec, w, b, axes=axes, eps=number, out_dtype=x.dtype)
-    return y, s
+    return ops.add_normalize(
+        x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number
+    )

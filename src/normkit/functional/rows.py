@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from normkit import ops
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, eps_value
 from normkit.conventions import L2_NORM, SCALE_NORM, TORCH_LAYER_NORM, TORCH_RMS_NORM
-from normkit.kernels import registry
+from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
 
 
@@ -91,6 +92,10 @@ def layer_norm(
         >>> nk.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), eps=0.0)
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
+    if out is None and axis == -1 and spec.kind == "layer":
+        quick = ops.quick(x, weight, bias, eps, spec)
+        if quick is not None:
+            return quick
     _require(spec, "layer", "layer_norm")
     return _row_norm(x, weight, bias, eps=eps, axis=axis, spec=spec, out=out, name="layer_norm")
 
@@ -128,6 +133,10 @@ def rms_norm(
         >>> nk.rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 10.0]), eps=0.0)
         tensor([[ 0.8485, 11.3137]])
     """
+    if out is None and axis == -1 and spec.kind == "rms":
+        quick = ops.quick(x, weight, bias, eps, spec)
+        if quick is not None:
+            return quick
     _require(spec, "rms", "rms_norm")
     return _row_norm(x, weight, bias, eps=eps, axis=axis, spec=spec, out=out, name="rms_norm")
 
@@ -222,23 +231,20 @@ def _row_norm(
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
     if out is not None:
-        check_out(out, (x, weight, bias), name)
-    y = registry.normalize(x, spec, w, b, axes=axes, eps=number)
-    return y if out is None else write_out(y, out, name)
+        check_out(out, (x, weight, bias), spec, name)
+    return ops.normalize(x, spec, w, b, axes=axes, eps=number, out=out)
 
 
-def check_out(out: Tensor, inputs: Sequence[Tensor | None], name: str) -> None:
-    """Refuse an ``out=`` that is no tensor, or where a gradient would be lost."""
+def check_out(out: Tensor, inputs: tuple[Tensor, Tensor | None, Tensor | None], spec: NormSpec, name: str) -> None:
+    """Refuse an ``out=`` that is no tensor, does not fit the result, or where a gradient would be lost."""
     if not isinstance(out, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name}: out must be a torch.Tensor, got {type(out).__name__}")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*inputs, out)):
         raise ValueError(f"{name}: out= cannot record a gradient; call it under torch.no_grad(), or leave out= away")
 
-
-def write_out(y: Tensor, out: Tensor, name: str) -> Tensor:
-    """Copy ``y`` into ``out`` once shape and dtype are known to agree."""
-    if out.shape != y.shape or out.dtype != y.dtype:
+    x, weight, bias = inputs
+    dtype = result_dtype(spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    if out.shape != x.shape or out.dtype != dtype:
         raise ValueError(
-            f"{name}: out must be {y.dtype} of shape {tuple(y.shape)}, got {out.dtype} of {tuple(out.shape)}"
+            f"{name}: out must be {dtype} of shape {tuple(x.shape)}, got {out.dtype} of {tuple(out.shape)}"
         )
-    return out.copy_(y)

@@ -1,44 +1,29 @@
 """Kernels say what they take; choosing one returns a decision with its reason.
 
-The reference takes everything, so there is always a decision. Faster kernels register in front of it.
+The reference takes everything, so there is always a decision. A backend asked for by name must run or raise; chosen
+automatically it may be passed over, and `Decision.rejected` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
+from normkit.kernels.contract import Kernel, Request
 
-from normkit.kernels import reference
-from normkit.spec import NormSpec
+BACKENDS = ("auto", "reference", "cpu")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is to be computed, as far as a kernel's choice depends on it."""
-
-    spec: NormSpec
-    x: Tensor
-    axes: tuple[int, ...]
-    masked: bool
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the reference is called by ops, not through the registry")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A way to compute `normkit.kernels.reference.normalize`, with the same signature.
-
-    Args:
-        name: how reports and ``explain`` call it.
-        refuses: returns why it cannot take a request, or None if it can.
-        normalize: the computation.
-    """
-
-    name: str
-    refuses: Callable[[Request], str | None]
-    normalize: Callable[..., Tensor]
+REFERENCE = Kernel("reference", lambda request: None, _never, _never, _never, _never)
 
 
 @dataclass(frozen=True)
@@ -50,35 +35,96 @@ class Decision:
     rejected: tuple[tuple[str, str], ...] = ()
 
 
-REFERENCE = Kernel("reference", lambda request: None, reference.normalize)
-_kernels: list[Kernel] = [REFERENCE]
+class _State(threading.local):
+    """What `use` set in this thread; a ContextVar would break full-graph compilation."""
+
+    backend: str | None = None
+
+
+_state = _State()
+
+
+@lru_cache(maxsize=1)
+def _from_environment() -> str:
+    return check_backend(os.environ.get("NORMKIT_BACKEND", "auto"), "NORMKIT_BACKEND")
+
+
+def check_backend(name: str, owner: str) -> str:
+    """Return the name of a backend, or raise."""
+    if name not in BACKENDS:
+        raise ValueError(f"{owner}: unknown backend {name!r}; one of {', '.join(BACKENDS)}")
+    return name
+
+
+def backend() -> str:
+    """Return the backend in force: what `use` says, else NORMKIT_BACKEND, else ``"auto"``."""
+    return _state.backend or _from_environment()
+
+
+@contextmanager
+def use(backend: str = "auto") -> Generator[None]:
+    """Choose what computes norms inside a ``with`` block, in this thread.
+
+    Args:
+        backend: ``"auto"`` the fastest kernel that takes a call, the reference otherwise; ``"reference"`` plain PyTorch
+            operators; ``"cpu"`` the fused CPU kernels or an error that says why they cannot.
+
+    A backward pass uses what its forward used. Whatever looks inside operators (compiling, exporting, `torch.func`,
+    forward mode, dispatch and function modes) is given plain PyTorch operators under every backend. NORMKIT_BACKEND
+    sets the same for a whole process.
+
+    Raises:
+        ValueError: for an unknown name.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> x = torch.randn(2, 8)
+        >>> with nk.use("reference"):
+        ...     a = nk.rms_norm(x)
+        >>> bool(torch.allclose(a, nk.rms_norm(x)))
+        True
+    """
+    before, _state.backend = _state.backend, check_backend(backend, "use")
+    try:
+        yield
+    finally:
+        _state.backend = before
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[Kernel, ...]:
+    from normkit.kernels.cpu.kernel import CPU  # not before it is needed, and where a digest of our imports finds it
+
+    return (CPU,)
+
+
+def check_reference(why: str) -> None:
+    """Raise where a backend was asked for by name although only the reference can run.
+
+    Raises:
+        ValueError: naming ``why``.
+    """
+    wanted = backend()
+    if wanted not in ("auto", "reference"):
+        raise ValueError(f"backend {wanted!r} was asked for by name but cannot take this call: {why}")
 
 
 def choose(request: Request) -> Decision:
-    """Return the first kernel that takes the request."""
+    """Return the first kernel that takes the request.
+
+    Raises:
+        ValueError: when a backend was asked for by name and refuses.
+    """
+    wanted = backend()
+    if wanted == "reference":
+        return Decision(REFERENCE, "asked for by name")
     rejected: list[tuple[str, str]] = []
-    for kernel in _kernels:
+    for kernel in _kernels():
+        if wanted not in ("auto", kernel.name):
+            continue
         why = kernel.refuses(request)
         if why is None:
-            reason = "plain PyTorch operators take every request" if kernel is REFERENCE else "takes this request"
-            return Decision(kernel, reason, tuple(rejected))
+            return Decision(kernel, "takes this call" if wanted == "auto" else "asked for by name", tuple(rejected))
         rejected.append((kernel.name, why))
-    raise AssertionError("the reference refuses nothing")
-
-
-def normalize(
-    x: Tensor,
-    spec: NormSpec,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    axes: tuple[int, ...],
-    eps: float,
-    mask: Tensor | None = None,
-    **rest: Any,
-) -> Tensor:
-    """Choose a kernel and run it; arguments as `normkit.kernels.reference.normalize` takes them."""
-    if torch.compiler.is_compiling():  # what is traced is always the formula: Inductor fuses it
-        return reference.normalize(x, spec, weight, bias, axes=axes, eps=eps, mask=mask, **rest)
-    kernel = choose(Request(spec, x, axes, mask is not None)).kernel
-    return kernel.normalize(x, spec, weight, bias, axes=axes, eps=eps, mask=mask, **rest)
+    check_reference(rejected[-1][1])
+    return Decision(REFERENCE, "plain PyTorch operators take every call", tuple(rejected))

@@ -1,4 +1,4 @@
-"""Roundings that survive a compiler."""
+"""Roundings: the dtype a norm ends in, and conversions that survive a compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-_HALVES = (torch.float16, torch.bfloat16)
+from normkit.spec import NormSpec
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -18,7 +20,7 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     ``torch.compile`` the rounding is therefore done on float32's bits first, so that the conversion has nothing left to
     round. Eager calls and exported graphs hold the plain conversion; the derivative is the conversion's in both.
     """
-    if x.dtype == dtype or dtype not in _HALVES or not _compiling():
+    if x.dtype == dtype or dtype not in HALVES or not _compiling():
         return x.to(dtype)
     wide = x.to(torch.float32)
     fixed = wide.detach()
@@ -28,7 +30,7 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def keep_rounded(x: Tensor) -> Tensor:
     """Return ``x``, just computed in a half type, with that rounding made binding as in `round_to`."""
-    return round_to(x.to(torch.float32), x.dtype) if x.dtype in _HALVES and _compiling() else x
+    return round_to(x.to(torch.float32), x.dtype) if x.dtype in HALVES and _compiling() else x
 
 
 def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -47,3 +49,19 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def result_dtype(
+    spec: NormSpec, target: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None
+) -> torch.dtype:
+    """Return the dtype of y: ``target`` (x's, save in the residual form), or promoted with the parameters'."""
+    if spec.output == "input":
+        return target
+    statistics = target if spec.statistic_dtype == "input" else torch.promote_types(target, torch.float32)
+    if spec.cast == "t5":
+        target = weight if weight is not None and weight in HALVES else statistics
+    if spec.weight == "one_plus" and spec.cast == "first" and weight is not None:
+        weight = statistics  # the gain is formed there and stays there
+    for dtype in (weight, bias):
+        target = target if dtype is None else torch.promote_types(target, dtype)
+    return target

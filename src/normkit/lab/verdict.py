@@ -46,10 +46,6 @@ class Interval:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        half = (self.high - self.low) / 2
-        return f"{self.mean:.4g}" if half == 0 else f"{self.mean:.4g} ± {half:.2g}"
-
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean of ``values`` with its 95 % t interval; one value is a point."""

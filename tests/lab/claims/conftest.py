@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -10,6 +11,9 @@ from normkit.lab.claim import Bench, Claim, Evidence, Measurement, Study
 from normkit.lab.draws import Draws
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Judgement, judge
+
+ASCII_NUMBER = re.compile(r"\d[eE][-+]?\d|(?<![\w.])-\d")  # 1e-05 and -3, which are written 10⁻⁵ and −3
+MANY_DIGITS = re.compile(r"(?<![\d.])0*[1-9]\d*\.\d{4,}|(?<![\d.])0\.0*[1-9]\d{3,}")
 
 JudgeClaim = Callable[[Claim, Mapping[str, str], list[Measurement]], Judgement]
 
@@ -38,6 +42,22 @@ class MeasureStudy:
 @pytest.fixture(scope="session")
 def measure_study() -> MeasureStudy:
     return MeasureStudy()
+
+
+@pytest.fixture(scope="session")
+def told() -> Callable[[Claim, Evidence], str]:
+    """Return a claim's summary, having checked that it is one short line of numbers written for people."""
+
+    def summary(claim: Claim, evidence: Evidence) -> str:
+        text = claim.summary(evidence)
+        assert len(text) <= 160, f"{claim.id}: {len(text)} characters: {text}"
+        assert "\n" not in text
+        assert any(c.isdigit() for c in text)
+        assert not ASCII_NUMBER.search(text), text
+        assert not MANY_DIGITS.search(text), text
+        return text
+
+    return summary
 
 
 @pytest.fixture(scope="session")

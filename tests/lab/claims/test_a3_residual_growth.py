@@ -115,10 +115,10 @@ def test_the_increment_law_against_random_matrices(k):
     assert float(added.square().mean()) == pytest.approx(increment_law(k), rel=(2 / d + 5 / (k * d)) ** 0.5)
 
 
-def test_summaries_and_figures_speak_of_the_numbers(measured):
+def test_summaries_and_figures_speak_of_the_numbers(measured, told):
     from normkit.lab.claim import Evidence
 
     for claim in CLAIMS:
         e = Evidence(measured, claim.plays, Settings())
-        assert "L^(" in claim.summary(e) or "l^(" in claim.summary(e)
+        assert "p = " in told(claim, e)
         assert claim.figures(e)

@@ -39,7 +39,7 @@ def test_the_jacobian_within_a_set_is_the_formula(name):
     torch.testing.assert_close(jacobian, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_the_picture_shows_the_future_of_one_position(measure_study):
+def test_the_picture_shows_the_future_of_one_position(measure_study, told):
     e = Evidence(measure_study(STUDY, SETTINGS), C9.plays, SETTINGS)
     (chart,) = C9.figures(e)
     rows = {s.label: s.y for s in chart.panels[0].series}
@@ -47,4 +47,4 @@ def test_the_picture_shows_the_future_of_one_position(measure_study):
     assert all(v > 0 for v in rows["batch"])
     assert [v > 0 for v in rows["layer"]] == [t == middle for t in range(T)]
     assert N > 1  # otherwise batch and instance norm would be the same
-    assert "layer 0" in C9.summary(e)
+    assert "layer and RMS norm 0" in told(C9, e)

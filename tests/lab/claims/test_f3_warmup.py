@@ -5,15 +5,25 @@ import pytest
 
 from normkit.lab.claim import Bench, Evidence, Measurement
 from normkit.lab.claims import f3_map
-from normkit.lab.claims.f3_map import DECADE, STUDY, WIDER, best_rate, largest_rise, largest_usable, values_of
+from normkit.lab.claims.f3_map import (
+    DECADE,
+    STUDY,
+    WIDER,
+    best_rate,
+    boundary,
+    largest_rise,
+    largest_usable,
+    share_trained,
+    values_of,
+)
 from normkit.lab.claims.f3_warmup import CLAIMS
 from normkit.lab.corpus import load_corpus
 from normkit.lab.draws import Draws
 from normkit.lab.model.training import Plateau, Run
 from normkit.lab.settings import Settings
-from normkit.lab.verdict import Verdict, flips, judge
+from normkit.lab.verdict import Verdict, judge
 
-F3A, F3B, F3C = CLAIMS
+F3A, F3B, F3C, F3D = CLAIMS
 QUICK, FULL = Settings(), Settings(mode="full")
 PLATEAU = Plateau(unigram=3.0, margin=0.07, noise=0.03)
 CURVE = [4.0, 3.5, 3.2, *[3.0] * 17]
@@ -89,25 +99,91 @@ def test_seeds_that_disagree_leave_it_open():
 # --- F3b ---
 
 
-def test_a_boundary_inside_the_grid_decides_and_the_control_flips():
-    made = invented(FULL)
-    assert verdict(F3B, FULL, made) == Verdict.CORRECTED
-    assert flips(Verdict.CORRECTED, verdict(F3B, FULL, made, F3B.control.plays))
-
-
-def test_a_boundary_on_the_edge_is_not_decided():
-    assert verdict(F3B, QUICK, invented(QUICK)) == Verdict.UNDECIDED
-    beyond = changed(post100=[0.4, 0.8, 0.9, 0.6, 0.5])
-    assert verdict(F3B, FULL, invented(FULL, beyond)) == Verdict.UNDECIDED
+@pytest.mark.parametrize("settings", [QUICK, FULL], ids=["quick", "full"])
+def test_stuck_where_pre_norm_trains_is_the_correction_and_the_control_flips(settings):
+    made = invented(settings)
+    assert verdict(F3B, settings, made) == Verdict.CORRECTED
+    assert verdict(F3B, settings, made, F3B.control.plays) == Verdict.FAILS
 
 
 def test_nothing_without_warmup_is_the_sentence():
-    assert verdict(F3B, FULL, invented(FULL, changed(post0=[0.0] * 5))) == Verdict.HOLDS
+    made = invented(FULL, changed(post0=[0.0] * 5))
+    assert verdict(F3B, FULL, made) == Verdict.HOLDS
+    assert verdict(F3B, FULL, made, F3B.control.plays) == Verdict.FAILS
 
 
-def test_warmup_that_gains_no_learning_rate_refutes_both():
-    assert verdict(F3B, FULL, invented(FULL, changed(post100=[0.4, 0.8, 0.9, 0.0, 0.0]))) == Verdict.FAILS
-    assert verdict(F3B, FULL, invented(FULL, changed(post100=[0.4, 0.8, 0.0, 0.0, 0.0]))) == Verdict.FAILS
+def test_post_norm_that_trains_wherever_pre_norm_does_refutes_both():
+    assert verdict(F3B, QUICK, invented(QUICK, changed(post0=[0.5, 0.9, 0.9, 0.8, 0.0]))) == Verdict.FAILS
+
+
+def test_seeds_that_disagree_at_the_largest_rate_leave_it_open_whether_post_norm_is_stuck():
+    made = invented(QUICK, changed(post0=[0.5, 0.9, 0.9, 0.1, 0.0]), spread=0.1)
+    assert verdict(F3B, QUICK, made) == Verdict.UNDECIDED
+
+
+def test_warmup_has_no_part_in_it():
+    made = invented(QUICK, changed(post100=[0.0] * 5, pre100=[0.0] * 5))
+    assert verdict(F3B, QUICK, made) == Verdict.CORRECTED
+
+
+# --- F3d ---
+
+
+def with_trained(made: list[Measurement], arm: str, seeds: int) -> list[Measurement]:
+    """Return ``made`` with this many seeds of an arm off the plateau, the others on it."""
+    return [replace(m, values=m.values | {"trained": m.seed < seeds}) if m.arm == arm else m for m in made]
+
+
+def test_a_higher_limit_inside_the_grid_holds_and_the_control_flips():
+    made = invented(FULL)
+    assert verdict(F3D, FULL, made) == Verdict.HOLDS
+    assert verdict(F3D, FULL, made, F3D.control.plays) == Verdict.FAILS
+
+
+def test_a_limit_on_the_edge_is_not_decided():
+    assert verdict(F3D, QUICK, invented(QUICK)) == Verdict.UNDECIDED
+    beyond = changed(post100=[0.4, 0.8, 0.9, 0.6, 0.5])
+    assert verdict(F3D, FULL, invented(FULL, beyond)) == Verdict.UNDECIDED
+    assert verdict(F3D, FULL, invented(FULL, changed(post0=[0.0] * 5))) == Verdict.UNDECIDED
+
+
+def test_a_limit_that_warmup_does_not_raise_refutes_it():
+    assert verdict(F3D, FULL, invented(FULL, changed(post100=[0.4, 0.8, 0.9, 0.0, 0.0]))) == Verdict.FAILS
+    assert verdict(F3D, FULL, invented(FULL, changed(post100=[0.4, 0.8, 0.0, 0.0, 0.0]))) == Verdict.FAILS
+
+
+@pytest.mark.parametrize(
+    ("seeds", "wanted"),
+    [(0, Verdict.FAILS), (1, Verdict.FAILS), (2, Verdict.UNDECIDED), (3, Verdict.UNDECIDED), (4, Verdict.HOLDS)],
+)
+def test_a_limit_that_some_seeds_pass_is_only_known_to_lie_between(seeds, wanted):
+    """Up to 3e-3 both arms train; of the seeds with warm-up this many train at 1e-2."""
+    made = invented(FULL, changed(post100=[0.4, 0.8, 0.9, 0.0, 0.0]))
+    made = with_trained(made, "post/warmup-100/lr-0.01", seeds)
+    assert verdict(F3D, FULL, made) == wanted
+    low, high = boundary(Evidence(made, F3D.plays, FULL), "with")
+    assert (low, high) == {0: (3e-3, 3e-3), 1: (3e-3, 3e-3), 4: (1e-2, 1e-2)}.get(seeds, (3e-3, 1e-2))
+
+
+def test_a_blurred_limit_without_warmup_counts_too_and_leaves_the_control_decided():
+    made = with_trained(invented(FULL), "post/warmup-0/lr-0.01", 2)
+    assert verdict(F3D, FULL, made) == Verdict.UNDECIDED
+    assert verdict(F3D, FULL, made, F3D.control.plays) == Verdict.FAILS
+
+
+def test_a_blurred_limit_below_a_higher_one_still_holds():
+    made = invented(FULL, changed(post0=[0.5, 0.9, 0.0, 0.0, 0.0]))
+    made = with_trained(made, "post/warmup-0/lr-0.003", 3)
+    assert boundary(Evidence(made, F3D.plays, FULL), "without") == (1e-3, 3e-3)
+    assert verdict(F3D, FULL, made) == Verdict.HOLDS
+
+
+def test_the_share_of_trained_seeds_is_drawn():
+    made = with_trained(invented(FULL), "post/warmup-100/lr-0.01", 2)
+    e = Evidence(made, F3D.plays, FULL)
+    assert share_trained(e, "with", 1e-2) == 0.4
+    drawn = {s.label: s.y for s in F3D.figures(e)[0].panels[0].series}
+    assert drawn["Post, warm-up 100"] == [100, 100, 100, 40, 0]
 
 
 # --- F3c ---
@@ -179,10 +255,10 @@ def test_a_cell_trains_on_real_text(monkeypatch):
     assert 3.0 < values["unigram"] < 3.3
 
 
-def test_summaries_and_figures_take_every_outcome():
+def test_summaries_and_figures_take_every_outcome(told):
     made = invented(FULL)
     made[0] = replace(made[0], values=values_of(run(diverged_at=17)) | {"curve": CURVE[:1]})
     for claim in CLAIMS:
         e = Evidence(made, claim.plays, FULL)
-        assert "gains" in claim.summary(e)
+        assert told(claim, e)
         assert claim.figures(e)

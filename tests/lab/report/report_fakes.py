@@ -23,6 +23,7 @@ from normkit.lab.claim import (
 from normkit.lab.figures import Chart, Drawing, Figure, Panel, Series, band
 from normkit.lab.runs.judged import Judged, Run, judge_claim
 from normkit.lab.settings import Settings
+from normkit.lab.untestable import Entry, Untestable
 from normkit.lab.verdict import Criterion
 
 DEPTHS = [2, 4, 8, 16, 32]
@@ -201,8 +202,8 @@ def _points(e: Evidence) -> list[Figure]:
     return [Chart("Largest deviation from explicit loops.", "Dots far below the limit.", [panel]), square]
 
 
-def catalogue() -> tuple[Claim, ...]:
-    """Claims of every verdict, two of them waiting."""
+def catalogue() -> tuple[Entry, ...]:
+    """Claims of every verdict, two of them waiting, one not testable."""
     post = (
         "Near the output, Post-Norm's gradients are unusually large at the start of training, so depth needs warm-up."
     )
@@ -290,6 +291,15 @@ def catalogue() -> tuple[Claim, ...]:
             status="conjecture",
             study=study("warmup", corpus=True),
         ),
+        Untestable(
+            id="H9",
+            title="What people <agree> on",
+            sentence="There is no agreement about why it works.",
+            sentences=(90,),
+            source="Article, “Beginnings”.",
+            reason="Agreement cannot be measured & never will be.",
+            record=("One reads it so: Smith 2018.", "Another otherwise: Jones <2020>."),
+        ),
         claim(
             "L3",
             "The order of casts",
@@ -336,7 +346,7 @@ def measurements() -> list[Measurement]:
     rng = random.Random(0)
     found: list[Measurement] = []
     for c in catalogue():
-        if c.id == "Z9":
+        if c.id == "Z9" or c.study is None:
             continue
         for arm, centre in (("real", 0.2), ("without", 0.9)):
             seeds = range(2 if c.id == "Z8" else c.study.seeds)

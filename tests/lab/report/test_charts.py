@@ -15,7 +15,7 @@ from normkit.lab.report.axes import SLANT, labels_of
 from normkit.lab.report.charts import DASHES, MARKERS, _cache, drawable, left_out, panel_svg
 from normkit.lab.report.inline import inline
 from normkit.lab.report.labels import spread
-from normkit.lab.report.numbers import number, ticks
+from normkit.lab.report.numbers import ticks
 from normkit.lab.report.tables import tables_of
 from normkit.lab.report.text import lines, width
 
@@ -167,18 +167,6 @@ def test_tables_hold_every_number_bands_and_names_included() -> None:
     assert first.heads == ("norm", "a", "b")
     assert first.rows == (("layer", "1.5 [1, 2]", "3"), ("batch", "not a number [1, 2]", "∞"))
     assert second.rows == (("−0.5", "4"), ("1.5", "4"))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"), (1.0, "1"), (-1.5, "−1.5"), (0.0123456, "0.01235"), (123456.0, "123456"),
-        (2.2e-16, "2.2×10⁻¹⁶"), (1e-12, "10⁻¹²"), (-1e-12, "−10⁻¹²"), (1e9, "10⁹"), (math.inf, "∞"), (-math.inf, "−∞"),
-        (math.nan, "not a number"),
-    ],
-)  # fmt: skip
-def test_number(value: float, text: str) -> None:
-    assert number(value) == text
 
 
 def test_ticks_tell_neighbours_apart() -> None:

@@ -15,7 +15,7 @@ import report_fakes as fakes
 from normkit.lab import report
 from normkit.lab.report.charts import _cache
 from normkit.lab.report.page import page
-from normkit.lab.report.view import claim_view, command, flat, seeds
+from normkit.lab.report.view import ClaimView, command, entry_view, flat, seeds
 from normkit.lab.runs.judged import RunError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "rect", "circle", "use", "line"}
@@ -134,8 +134,8 @@ def test_no_clock_and_no_machine_path(html: str) -> None:
 
 def test_findings_come_first_and_what_is_wrong_comes_before_what_is_right(html: str) -> None:
     html = html[html.index("<main") :]
-    heads = ["Wrong, or right only with a correction", ">Right<", ">Not decided<", ">Waiting<", ">All claims<"]
-    heads += ['<article id="claim-A1"', ">The wirings<", ">This run<"]
+    heads = ["Wrong, or right only with a correction", ">Right<", ">Not decided<", ">Waiting<"]
+    heads += [">Not testable here</h2>", ">All claims<", '<article id="claim-A1"', ">The wirings<", ">This run<"]
     places = [html.index(head) for head in heads]
     assert places == sorted(places)
     wrong = html[places[0] : places[1]]
@@ -147,7 +147,7 @@ def test_findings_come_first_and_what_is_wrong_comes_before_what_is_right(html: 
 def test_counts_are_the_verdicts(html: str) -> None:
     judged = fakes.judged()
     found = dict(re.findall(r'<li class="(\w+)"><svg class="icon".*?</svg><b>(\d+)</b>', html))
-    assert found == {"holds": "5", "corrected": "2", "fails": "2", "undecided": "1", "waiting": "2"}
+    assert found == {"holds": "5", "corrected": "2", "fails": "2", "undecided": "1", "untestable": "1", "waiting": "2"}
     assert sum(map(int, found.values())) == len(judged)
 
 
@@ -155,6 +155,8 @@ def test_every_claim_has_a_row_a_section_and_a_command(html: str, read: Reader) 
     table = html[html.index('<table class="claims">') : html.index('<article id="claim-A1"')]
     for claim in fakes.catalogue():
         assert f'href="#claim-{claim.id}"' in table
+        if claim.study is None:
+            continue
         section = html[html.index(f'<article id="claim-{claim.id}"') :].split("</article>")[0]
         assert f"normkit lab run {claim.id} --quick --seeds 0-4" in section
         assert claim.study.id == "half" or claim.explanation.status in section
@@ -165,6 +167,36 @@ def test_waiting_claims_say_how_far_they_are_and_draw_nothing(html: str) -> None
     assert "4 of 10 measurements made." in section
     assert "<figure" not in section
     assert "The slope lies within 0.1 of 0.2." in section  # the rule stands before the measurement
+
+
+def test_what_cannot_be_tested_has_a_short_section_of_its_own(html: str) -> None:
+    section = html[html.index('<h2 id="untestable">') :].split("</section>")[0]
+    assert 'id="claim-H9"' in section
+    assert html.count('id="claim-H9"') == 1
+    words = Reader(section).words
+    for part in fakes.catalogue():
+        assert (part.title in words) == (part.study is None)
+    for text in (
+        "not testable here",
+        "There is no agreement about why it works.",
+        "Agreement cannot be measured & never will be.",
+        "One reads it so: Smith 2018. Another otherwise: Jones <2020>.",
+        "Article, “Beginnings”.",
+    ):
+        assert text in words
+    for absent in ("normkit lab run", "Negative control", "The rule", "<figure"):
+        assert absent not in section
+    row = next(r for r in html.split("<tr>") if '<a href="#claim-H9"><b>H9</b>' in r)
+    assert "not testable here" in row
+    assert "Agreement cannot be measured" in row
+    assert '<a href="#claim-H9" class="untestable">' in html[: html.index("<main")]
+
+
+def test_without_such_sentences_there_is_no_such_section() -> None:
+    run = fakes.run()
+    measured = [j for j in fakes.judged(run) if j.claim.study is not None]
+    assert "Not testable here" not in page(run, measured)
+    assert 'id="untestable"' not in page(run, measured)
 
 
 def test_a_run_without_any_measurement_opens() -> None:
@@ -242,11 +274,12 @@ def test_reading_order_for_the_keyboard(read: Reader) -> None:
 def test_command_quotes_and_names_what_differs_from_the_defaults() -> None:
     run = fakes.run(seeds=(100, 101, 102), mode="full", device="cuda")
     judged = {j.claim.id: j for j in fakes.judged(run)}
-    assert (
-        command(judged["A2"], run.settings) == "normkit lab run A2 --full --seeds 100-102 --out runs/A2 --device cuda"
-    )
-    assert "--corpus '</script>" in command(judged["F3"], run.settings)
-    assert claim_view(judged["Z9"], run).command.startswith("normkit lab run Z9")
+    expected = "normkit lab run A2 --full --seeds 100-102 --out runs/A2 --device cuda"
+    assert command(judged["A2"].claim, run.settings) == expected
+    assert "--corpus '</script>" in command(judged["F3"].claim, run.settings)
+    view = entry_view(judged["Z9"], run)
+    assert isinstance(view, ClaimView)
+    assert view.command.startswith("normkit lab run Z9")
 
 
 def test_seeds_and_settings_as_text() -> None:

@@ -7,11 +7,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from toys import Recorder, toy
+from toys import MIXED, Recorder, toy
 
 from normkit.environment import describe
-from normkit.lab.runs import engine, folder
 from normkit.lab.claims import collect
+from normkit.lab.runs import engine, folder
 from normkit.lab.runs.engine import Order, Result, run
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.judged import judge_claim, read_run
@@ -218,3 +218,25 @@ def test_a_study_whose_judging_raises_is_reported_and_the_run_goes_on(module: Mo
     assert result.could_not_run == ("T1",)
     assert "no such key" in result.judged[0].error
     assert result.judged[1].judgement
+
+
+def test_what_cannot_be_tested_has_its_verdict_without_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, view = tmp_path / "run", Recorder()
+    mixed = toy(tmp_path, monkeypatch, MIXED)
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "__init__", lambda *_: pytest.fail("nothing to measure, and a worker all the same"))
+        result = go(mixed, out, "OPEN", view=view)
+    (judged,) = result.judged
+    assert judged.judgement is not None
+    assert judged.judgement.verdict is Verdict.UNTESTABLE
+    assert (judged.flipped, judged.control_judgement, judged.missing, judged.error) == (None, None, (), "")
+    assert result.could_not_run == ()
+    assert view.verdicts == ["OPEN"]
+    assert values(out) == {}
+    (entry,) = json.loads((out / "verdicts.json").read_text())
+    assert (entry["verdict"], entry["summary"]) == ("not testable here", "Dear to whom is not said.")
+    assert (entry["study"], entry["control"], entry["flipped"]) == (None, None, None)
+    assert (entry["literal"], entry["corrected"], entry["missing"]) == ([], [], [])
+    go(mixed, out, "OPEN", "T1", view=view)
+    assert view.verdicts == ["OPEN", "OPEN", "T1"]
+    assert {v["id"] for v in json.loads((out / "verdicts.json").read_text())} == {"OPEN", "T1"}

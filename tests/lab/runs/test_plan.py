@@ -3,7 +3,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from toys import toy
+from toys import MIXED, toy
 
 from normkit.lab.claim import Arm, Study
 from normkit.lab.runs.plan import Plan, make_plan
@@ -30,6 +30,17 @@ def test_cheap_studies_first_timing_last_and_claims_share_their_study(module: Mo
     steps = plan(module).steps
     assert [step.study.id for step in steps] == ["diverged", "steady", "broken", "clock"]
     assert [[c.id for c in step.claims] for step in steps] == [["DIV"], ["T1", "T2"], ["BAD"], ["CLK"]]
+
+
+def test_what_cannot_be_tested_needs_no_step_and_its_verdict_is_due_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = toy(tmp_path, monkeypatch, MIXED)
+    mixed = make_plan(module.CLAIMS, [module.__name__] * len(module.CLAIMS), SETTINGS)
+    assert [claim.id for claim in mixed.claims] == ["OPEN", "DIV", "T1", "T2", "BAD", "CLK"]
+    assert mixed.cells == 14
+    alone = make_plan(module.CLAIMS[1:2], [module.__name__], SETTINGS)
+    assert (alone.steps, alone.cells, alone.seconds(2)) == ((), 0, 0.0)
 
 
 def test_a_study_takes_the_first_of_the_seeds_as_many_as_it_asks_for(module: ModuleType):

@@ -7,11 +7,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from toys import SOURCE, toy
+from toys import MIXED, SOURCE, toy
 
 from normkit.lab.runs.pool import Pool, Worker
-from normkit.lab.settings import Settings
 from normkit.lab.runs.worker import find_study
+from normkit.lab.settings import Settings
 
 
 @pytest.fixture
@@ -93,3 +93,8 @@ def test_a_timing_worker_has_all_cores_and_torch_as_its_users_find_it(pool: Pool
 
 def test_a_study_is_found_by_the_claims_of_its_module(module: ModuleType):
     assert find_study(module.__name__, "diverged") is module.DIVERGED
+
+
+def test_a_study_is_found_past_what_nobody_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = toy(tmp_path, monkeypatch, MIXED)
+    assert find_study(module.__name__, "clock") is module.CLOCK

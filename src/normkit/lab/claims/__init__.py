@@ -1,6 +1,7 @@
 """The catalogue: every claim of the lab, found in the modules of this package.
 
-A module that holds claims names them in ``CLAIMS``; a file added here is a claim added to the lab.
+A module that holds claims names them in ``CLAIMS``; a file added here is a claim added to the lab. Sentences that no
+experiment can settle stand among them: the article is answered in full, also where the answer is not a number.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import pkgutil
 from collections.abc import Sequence
 from types import ModuleType
 
-from normkit.lab.claim import Claim, Study
+from normkit.lab.claim import Study
+from normkit.lab.untestable import Entry
 
 
 class UnknownClaimError(ValueError):
     """A claim was asked for that the lab does not have."""
 
 
-def catalogue() -> tuple[Claim, ...]:
+def catalogue() -> tuple[Entry, ...]:
     """Return all claims, in the order of their modules' names."""
     return tuple(claim for claim, _ in located())
 
 
-def find(ids: Sequence[str]) -> tuple[Claim, ...]:
+def find(ids: Sequence[str]) -> tuple[Entry, ...]:
     """Return the named claims in the catalogue's order; all of them when none is named.
 
     Raises:
@@ -32,13 +34,13 @@ def find(ids: Sequence[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim, _ in select(located(), ids))
 
 
-def located() -> list[tuple[Claim, str]]:
+def located() -> list[tuple[Entry, str]]:
     """Return all claims, each with the name of the module that holds it."""
     names = sorted(f"{__name__}.{info.name}" for info in pkgutil.iter_modules(__path__))
     return collect([importlib.import_module(name) for name in names])
 
 
-def collect(modules: Sequence[ModuleType]) -> list[tuple[Claim, str]]:
+def collect(modules: Sequence[ModuleType]) -> list[tuple[Entry, str]]:
     """Return the claims of ``modules``; names are unique, and one study id means one study."""
     found = [(claim, module.__name__) for module in modules for claim in getattr(module, "CLAIMS", ())]
     claims: dict[str, str] = {}
@@ -46,12 +48,13 @@ def collect(modules: Sequence[ModuleType]) -> list[tuple[Claim, str]]:
     for claim, module in found:
         other = claims.setdefault(claim.id, module)
         assert other == module, f"claim {claim.id} stands in {other} and in {module}"
-        assert studies.setdefault(claim.study.id, claim.study) is claim.study, f"two studies {claim.study.id}"
+        study = claim.study
+        assert study is None or studies.setdefault(study.id, study) is study, f"two studies {study.id}"
     assert len(claims) == len(found), "a module names a claim twice"
     return found
 
 
-def select(found: Sequence[tuple[Claim, str]], ids: Sequence[str]) -> list[tuple[Claim, str]]:
+def select(found: Sequence[tuple[Entry, str]], ids: Sequence[str]) -> list[tuple[Entry, str]]:
     """Return the entries whose claims are named, upper or lower case; all when none is named.
 
     Raises:

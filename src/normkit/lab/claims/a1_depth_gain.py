@@ -17,8 +17,9 @@ from torch import Tensor
 from normkit.functional import rms_norm
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series, band
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
-from normkit.lab.verdict import Criterion, interval
+from normkit.lab.verdict import Criterion
 
 DEPTH, WIDTH, BATCH = 50, 512, 16
 GAINS = (0.8, 1.0, 1.2)
@@ -112,37 +113,39 @@ def _criteria(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    def slope(direction: str, gain: float) -> str:
-        values = [v for net in NETS for v in e.numbers(f"net/{net}", f"{direction}/{gain}")]
-        return f"{interval(values).mean:+.3f}"
-
-    rows = "; ".join(
-        f"g = {g}: {slope('forward', g)} forward, {slope('backward', g)} backward (ln g = {math.log(g):+.3f})"
-        for g in GAINS
+    off = max(
+        abs(slope - math.log(gain))
+        for net in NETS
+        for gain in GAINS
+        for direction in DIRECTIONS
+        for slope in e.numbers(f"net/{net}", f"{direction}/{gain}")
     )
-    return f"slope of ln rms per layer, linear and ReLU together: {rows}"
+    gains = ", ".join(f"{g:g}" for g in GAINS)
+    return f"slope of ln rms per layer: within {number(off, 2)} of ln g, forward and backward, for g = {gains}"
 
 
 def _figures(e: Evidence) -> list[Chart]:
-    def panel(direction: str, x_label: str) -> Panel:
+    names = {"linear": "linear", "relu": "ReLU"}
+
+    def panel(direction: str, x_label: str, y_label: str) -> Panel:
         layers = list(range(DEPTH + 1))
         series = [
-            band(f"{net}, g = {g}", layers, _powers(e.values(f"net/{net}", f"{direction}/{g}/curve")))
+            band(f"{names[net]}, g = {g}", layers, _powers(e.values(f"net/{net}", f"{direction}/{g}/curve")))
             for g in GAINS
             for net in NETS
         ]
-        laws = [Series(f"g^l, g = {g}", layers, [g**i for i in layers], kind="reference") for g in GAINS]
-        return Panel(direction, x_label, "rms of the state", [*series, *laws], y_scale="log")
+        laws = [Series(f"{g}ˡ", layers, [g**i for i in layers], kind="reference") for g in GAINS]
+        return Panel(direction, x_label, y_label, [*series, *laws], y_scale="log")
 
     return [
         Chart(
-            caption=f"Scale of states and gradients over {DEPTH} layers of width {WIDTH}; dashed: g to the "
-            "power of the layers passed. Bands: min–max over seeds.",
+            caption=f"Scale of states and gradients over {DEPTH} layers of width {WIDTH}; dashed: gˡ, "
+            "with l the layers passed. Bands: min–max over seeds.",
             alt="Straight lines on a logarithmic axis: rising for gain 1.2, level for 1, falling for 0.8, "
             "the same forward and backward, each on its dashed law.",
             panels=[
-                panel("forward", "layer"),
-                panel("backward", "layers from the output"),
+                panel("forward", "layer l", "rms of the state"),
+                panel("backward", "layers l from the output", "rms of the gradient"),
             ],
         )
     ]

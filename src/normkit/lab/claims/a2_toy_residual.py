@@ -10,8 +10,9 @@ import torch
 from normkit.functional import layer_norm
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series, band
+from normkit.lab.numbers import estimate
 from normkit.lab.settings import Settings
-from normkit.lab.verdict import Criterion, interval
+from normkit.lab.verdict import Criterion
 
 SHAPE = (8, 128, 512)  # the article's
 LAYERS, NOISE = 64, 0.1
@@ -126,13 +127,8 @@ def _corrected(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    end, exponent = interval(e.numbers("stream", "end")), interval(e.numbers("stream", "exponent"))
-    far = interval(e.numbers("far", "exponent"))
-    return (
-        f"std after 64 layers {end.mean:.4f}, √(1 + 0.01·64) = {law(LAYERS):.4f}; exponent "
-        f"{exponent.mean:.3f} over 1 … 64 layers (the sentence: 0.5), {far.mean:.2f} over {FAR_FIRST} … "
-        f"{FAR_LAST}"
-    )
+    end, exponent = estimate(e.numbers("stream", "end")), estimate(e.numbers("stream", "exponent"))
+    return f"std after {LAYERS} layers {end}, √(1 + 0.01·{LAYERS}) = {law(LAYERS):.3f}; exponent {exponent}, not 0.5"
 
 
 def _figures(e: Evidence) -> list[Chart]:

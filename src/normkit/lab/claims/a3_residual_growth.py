@@ -21,6 +21,7 @@ from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.fit import log_log_slope
 from normkit.lab.model.initial import independent
 from normkit.lab.model.transformer import Transformer, TransformerConfig, build
+from normkit.lab.numbers import estimate
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, interval
 
@@ -186,23 +187,15 @@ def _a4_criteria(e: Evidence) -> list[Criterion]:
 
 
 def _a3_summary(e: Evidence) -> str:
-    ends = interval([row[LAYERS] for row in e.values("residual/k-4", "stream")])
-    rows = e.values("residual/k-4", "attention")
-    first, last = interval([r[0] for r in rows]).mean, interval([r[-1] for r in rows]).mean
-    law = ", ".join(f"{interval(_increments(e, k))} × 2k/(1+k)² at k = {k}" for k in RATIOS)
-    return (
-        f"mean-square(x_L) ∝ L^({interval(_growth(e))}), {ends} after {LAYERS} blocks; feed-forwards add {law}; "
-        f"attention adds {first:.2f} in the first block and {last:.2f} in the last"
-    )
+    added = estimate(_increments(e, RATIOS[0]))
+    return f"mean square after L blocks ∝ L^p, p = {estimate(_growth(e))}; feed-forwards add {added} × 2k/(1 + k)²"
 
 
 def _a4_summary(e: Evidence) -> str:
-    block = _shares(e, "block")
-    slopes = ", ".join(f"{what} l^({interval(_dilution(e, what))})" for what in ("block", *SUBLAYERS))
+    first, last = (estimate([100 * row[i] for row in _shares(e, "block")]) for i in (0, -1))
     return (
-        f"share of the stream: {slopes} (law −1/2 per block); a block adds "
-        f"{interval([r[0] for r in block]).mean:.0%} of its stream's rms at first, "
-        f"{interval([r[-1] for r in block]).mean:.0%} at last"
+        f"a block adds {first} % of its stream's rms at first, {last} % at last; share ∝ l^p, "
+        f"p = {estimate(_dilution(e, 'block'))}"
     )
 
 
@@ -210,8 +203,8 @@ def _a3_figures(e: Evidence) -> list[Chart]:
     blocks = list(range(1, LAYERS + 1))
     stream = [row[1:] for row in e.values("residual/k-4", "stream")]
     low, high = [1 + n / 2 for n in blocks], [1 + 3 * n / 2 for n in blocks]
-    added = [band(f"{what}, k = 4", blocks, e.values("residual/k-4", what)) for what in SUBLAYERS]
-    laws = [Series(f"2k/(1+k)², k = {k}", blocks, [increment_law(k)] * LAYERS, kind="reference") for k in RATIOS]
+    added = [band(f"{what}, k=4", blocks, e.values("residual/k-4", what)) for what in SUBLAYERS]
+    laws = [Series(f"2k/(1+k)², k={k}", blocks, [increment_law(k)] * LAYERS, kind="reference") for k in RATIOS]
     return [
         Chart(
             caption=f"Left: mean square of the stream after L blocks, width {WIDTH}, Xavier, ReLU, with the bounds "
@@ -236,7 +229,7 @@ def _a3_figures(e: Evidence) -> list[Chart]:
                     "what sublayers add",
                     "block",
                     "mean square added",
-                    [*added, band("feed-forward, k = 1", blocks, e.values("residual/k-1", "feed-forward")), *laws],
+                    [*added, band("feed-forward, k=1", blocks, e.values("residual/k-1", "feed-forward")), *laws],
                 ),
             ],
         )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from normkit.functional import moments
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series, band
+from normkit.lab.numbers import estimate, number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, interval
 
@@ -60,8 +62,8 @@ STUDY = Study(id="padding", arms=_arms, measure=_measure, seconds=lambda params:
 
 _EXACT = 1e-12
 _EXACT_REASON = (
-    "float64 rounding: m·u·(σ² + μ²) with m = 256 numbers a statistic, u = 1.1e-16 and σ² + μ² near 5 is "
-    "1.4e-13, times 7 for the several sums compared"
+    "float64 rounding: m·u·(σ² + μ²) with m = 256 numbers a statistic, u = 1.1×10⁻¹⁶ and σ² + μ² near 5 is "
+    "1.4×10⁻¹³, times 7 for the several sums compared"
 )
 
 
@@ -153,29 +155,27 @@ def _halved_corrected(e: Evidence) -> list[Criterion]:
 
 
 def _summary_enters(e: Evidence) -> str:
-    at = {mu: [interval(_column(e, "batch", "var", mu, i)).mean for i in range(len(PADS))] for mu in MEANS}
-    shares = ", ".join(f"{1 - p:.0%}" for p in REAL)
-    rows = "; ".join(f"μ = {mu}: " + ", ".join(f"{v:.2f}" for v in at[mu]) for mu in MEANS)
+    first, last = (estimate(_column(e, "batch", "var", 0, i)) for i in (0, -1))
     return (
-        f"variance at {shares} padding: {rows}; off the law by at most "
-        f"{max(_largest(e, 'batch', 'law')):.0e}; masked variances move by {max(_moved(e)):.0e}"
+        f"μ = 0: variance {first} unpadded, {last} at {100 * (1 - REAL[-1]):.0f} % padding; off the law by at most "
+        f"{number(max(_largest(e, 'batch', 'law')), 1)}"
     )
 
 
 def _summary_halved(e: Evidence) -> str:
-    def one(mu: int) -> str:
-        ratio = interval(_column(e, "batch", "ratio", mu, DOUBLED))
-        pull = interval(_column(e, "batch", "pull", mu, DOUBLED))
-        return f"μ = {mu}: variance × {ratio.mean:.3f}, mean moved by {pull.mean:.2g} standard errors"
+    def mean(key: str, mu: int, digits: int) -> str:
+        return number(interval(_column(e, "batch", key, mu, DOUBLED)).mean, digits)
 
-    return "doubled by zeros; " + "; ".join(one(mu) for mu in MEANS)
+    ratios = ", ".join(f"× {mean('ratio', mu, 3)} at mean {mu}" for mu in MEANS)
+    pulls = " and ".join(mean("pull", mu, 2) for mu in MEANS)
+    return f"doubled by zeros: variance {ratios}; mean moved by {pulls} standard errors"
 
 
 def _figures(e: Evidence) -> Sequence[Chart]:
     fine = [i / 50 for i in range(46)]
 
     def panel(mu: int, key: str) -> Panel:
-        mean, var = e.first("batch", f"mean/mean-{mu}")[0], e.first("batch", f"var/mean-{mu}")[0]
+        mean, var = (interval(_column(e, "batch", k, mu, 0)).mean for k in ("mean", "var"))
         law = [(1 - q) * mean if key == "mean" else (1 - q) * var + q * (1 - q) * mean**2 for q in fine]
         x = [1 - p for p in REAL]
         return Panel(
@@ -183,7 +183,7 @@ def _figures(e: Evidence) -> Sequence[Chart]:
             "share of padding",
             "mean" if key == "mean" else "variance",
             [
-                band("padded", x, e.values("batch", f"{key}/mean-{mu}")),
+                replace(band("padded", x, e.values("batch", f"{key}/mean-{mu}")), kind="points"),
                 band("masked", x, e.values("cure", f"{key}/mean-{mu}")),
                 Series("law", fine, law, kind="reference"),
             ],
@@ -191,8 +191,8 @@ def _figures(e: Evidence) -> Sequence[Chart]:
 
     return [
         Chart(
-            caption="Batch statistics (average over channels) as zeros are appended. Dashed: the law from "
-            "the first seed's unpadded batch (channel average). Bands: min–max over seeds.",
+            caption="Batch statistics (average over channels) as zeros are appended. Dashed: the law, "
+            "from the unpadded batches (mean over channels and seeds). Bars and bands: min–max over seeds.",
             alt="For data of mean 0 the padded variance falls in a straight line; for mean 2 it first "
             "rises by half, then falls, while the mean falls linearly. Masked statistics stay level "
             "throughout.",
@@ -217,8 +217,8 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={"batch": "padded", "cure": "masked"},
         literal=Rule(
-            text="mean′ = p·μ and var′ = p·v + p(1 − p)·μ² to 1e-12; the drift exceeds a batch's sampling "
-            "noise; a mask removes it to 1e-12.",
+            text="mean′ = p·μ and var′ = p·v + p(1 − p)·μ² to 10⁻¹²; the drift exceeds a batch's sampling "
+            "noise; a mask removes it to 10⁻¹².",
             origin="theory",
             criteria=_enters,
         ),
@@ -250,7 +250,7 @@ CLAIMS: tuple[Claim, ...] = (
             criteria=_halved,
         ),
         corrected=Rule(
-            text="mean′ = p·μ and var′ = p·v + p(1 − p)·μ² to 1e-12 at both means, and at μ = 2 the mean "
+            text="mean′ = p·μ and var′ = p·v + p(1 − p)·μ² to 10⁻¹² at both means, and at μ = 2 the mean "
             "moves by more than two standard errors.",
             origin="theory",
             criteria=_halved_corrected,

@@ -11,6 +11,7 @@ from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional import batch_norm, normalize
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 
@@ -57,7 +58,7 @@ def _measure(params: Params, bench: Bench) -> Values:
 
 STUDY = Study(id="decode", arms=_arms, measure=_measure, seconds=lambda params: 0.003, seeds=3)
 
-_SIZE = "outputs are of order 1; a hundredth is far above rounding (1e-15) and far below the spread of "
+_SIZE = "outputs are of order 1; a hundredth is far above rounding (10⁻¹⁵) and far below the spread of "
 "normal numbers"
 
 
@@ -85,13 +86,10 @@ def _criteria(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    refused = [w for w in ("normkit", "torch") if all(e.values("across", f"{w}_refuses"))]
+    off, apart = max(e.numbers("across", "from_bias")), min(e.numbers("within", "apart"))
     return (
-        f"one token at a time, batch norm is {max(e.numbers('across', 'from_bias')):g} away from its bias "
-        f"whatever the token; layer norm tells tokens apart by {min(e.numbers('within', 'apart')):.1f}. "
-        f"With {STRANGERS} other requests in the step, exchanging them moves a token's output by "
-        f"{min(e.numbers('across', 'strangers')):.1f} and {max(e.numbers('within', 'strangers')):g}. Batch "
-        f"of one in training refused by: {', '.join(refused) or 'nobody'}"
+        f"a token alone in its step: batch norm is off its bias by {number(off, 2)}; layer norm keeps tokens "
+        f"{number(apart, 2)} apart"
     )
 
 
@@ -100,7 +98,7 @@ def _figures(e: Evidence) -> list[Chart]:
 
     def panel(title: str, key: str, label: str) -> Panel:
         heights = [max(e.numbers(role, key)) for role in roles]
-        bars = Series(label, list(range(len(roles))), heights, kind="bars")
+        bars = Series("", list(range(len(roles))), heights, kind="bars")
         return Panel(title, "norm", label, [bars], x_names=list(roles.values()))
 
     return [
@@ -110,8 +108,8 @@ def _figures(e: Evidence) -> list[Chart]:
             alt="Left: nothing remains of the token under batch norm, while layer and RMS norm tell tokens "
             "apart. Right: only batch norm's output depends on the other requests.",
             panels=[
-                panel("alone (N = L = 1)", "apart", "difference between tokens' outputs"),
-                panel(f"with {STRANGERS} other requests", "strangers", "change when the others change"),
+                panel("alone (N = L = 1)", "apart", "largest difference between tokens' outputs"),
+                panel(f"with {STRANGERS} other requests", "strangers", "largest change when the others change"),
             ],
         )
     ]

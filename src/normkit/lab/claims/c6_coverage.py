@@ -14,6 +14,7 @@ from normkit.coverage import COVERAGE, Coverage
 from normkit.functional import batch_norm, group_norm, instance_norm, layer_norm, normalize
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 
@@ -70,11 +71,11 @@ STUDY = Study(id="coverage", arms=_arms, measure=_measure, seconds=lambda params
 
 _EXACT = 1e-12
 _EXACT_REASON = (
-    "float64 rounding: at most 40 numbers a statistic at u = 1.1e-16 each, and a root and a division on "
-    "values up to 6, is below 1e-13 on both sides"
+    "float64 rounding: at most 40 numbers a statistic at u = 1.1×10⁻¹⁶ each, and a root and a division on "
+    "values up to 6, is below 10⁻¹³ on both sides"
 )
 _DIFFERENT_REASON = (
-    "outputs have unit variance; means over at most 40 different numbers differ by .16 or more, rounding by 1e-13"
+    "outputs have unit variance; means over at most 40 different numbers differ by .16 or more, rounding by 10⁻¹³"
 )
 
 
@@ -112,40 +113,41 @@ def _criteria(e: Evidence) -> list[Criterion]:
 def _summary(e: Evidence) -> str:
     own = max(v for r in ROLES for kind in ("loops", "formula") for v in e.numbers(r, f"{kind}/{r}"))
     other = min(v for r in ROLES for o in ROLES if o != r for v in e.numbers(r, f"loops/{o}"))
-    trap = e.numbers("group-of-all", "loops/layer")[0]
     return (
-        f"four norms, one formula with the table's axes and element-wise loops agree to {own:.0e}; any two "
-        f"differ by at least {other:.2f}; group norm with one channel a group is instance norm "
-        f"({e.numbers('group-of-1', 'loops/instance')[0]:.0e}), with one group it is not layer norm "
-        f"({trap:.2f})"
+        f"each norm equals its loops and the one formula to {number(own, 1)}; with another's axes it is off by "
+        f"{number(other, 3)} or more"
     )
 
 
 def _figures(e: Evidence) -> list[Chart]:
+    own = {**{role: role for role in ROLES}, "group-of-1": "instance"}  # one group of all is nobody's own
     names = [*ROLES, "group-of-1", "group-of-all"]
     floor = 2.0**-53  # a distance of zero has no place on a logarithmic axis
-    series = [
-        Series(
-            f"loops of {name} norm",
-            list(range(len(names))),
-            [max(floor, e.numbers(role, f"loops/{name}")[0]) for role in names],
-            kind="points",
-        )
-        for name in ROLES
-    ]
+
+    def points(label: str, heights: dict[str, float]) -> Series:
+        places = [names.index(name) for name in heights]
+        return Series(label, places, [max(floor, y) for y in heights.values()], kind="points")
+
+    others = {name: [e.first(name, f"loops/{r}") for r in ROLES if r != own.get(name)] for name in names}
     return [
         Chart(
-            caption=f"Largest distance between each function and each brute-force loop on a {N} × {L} × {C} "
-            f"tensor (groups of {C // GROUPS} channels; group-of-1: one channel a group; group-of-all: one "
-            "group). Distances below 1.1e-16 are drawn there.",
-            alt="Each function lies near 1e-15 for its own loop and near 1 for the three others; groups of "
-            "one channel match instance norm, one group of all channels matches none.",
+            caption=f"Largest distance between each function and brute-force loops on a {N} × {L} × {C} tensor: its "
+            f"own, and the nearest of the others (groups of {C // GROUPS} channels; group-of-1: one channel a group, "
+            "whose own are instance norm's; group-of-all: one group, which has none). Distances "
+            "below 1.1×10⁻¹⁶ are drawn there.",
+            alt="Each function lies near 10⁻¹⁵ for its own loops and for the formula with its axes, and above 1 for "
+            "the nearest other loops; groups of one channel match instance norm, one group of all channels matches "
+            "none.",
             panels=[
                 Panel(
                     "who agrees with whom",
                     "function",
                     "largest distance",
-                    series,
+                    [
+                        points("the formula with its axes", {r: e.first(r, f"formula/{r}") for r in ROLES}),
+                        points("its own loops", {name: e.first(name, f"loops/{r}") for name, r in own.items()}),
+                        points("nearest other loops", {name: min(ys) for name, ys in others.items()}),
+                    ],
                     y_scale="log",
                     x_names=names,
                 )
@@ -168,8 +170,8 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={name: name for name in NORMS},
         literal=Rule(
-            text="Each norm equals its own loops and the one formula with its row of axes to 1e-12, and no "
-            "other norm's loops to 1e-2; group norm is instance norm with one channel a group, and with "
+            text="Each norm equals its own loops and the one formula with its row of axes to 10⁻¹², and no "
+            "other norm's loops to 10⁻²; group norm is instance norm with one channel a group, and with "
             "one group it is not layer norm.",
             origin="sentence",
             criteria=_criteria,

@@ -16,6 +16,7 @@ from torch import Tensor
 from normkit.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 
@@ -91,8 +92,9 @@ def _criteria(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    leaks = ", ".join(f"{role} {max(e.numbers(role, 'future')):.3g}" for role in (*CROSSING, *PER_TOKEN))
-    return f"largest |∂y_t/∂x_t'| over t' > t: {leaks}"
+    units = ", ".join(f"{role} {number(min(e.numbers(role, 'in units')), 2)}" for role in CROSSING)
+    own = max(v for role in PER_TOKEN for v in e.numbers(role, "future"))
+    return f"largest derivative by a later input, times mσ: {units}; layer and RMS norm {number(own, 2)}"
 
 
 def _figures(e: Evidence) -> list[Chart]:

@@ -9,6 +9,7 @@ from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional import normalize
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 
@@ -16,6 +17,7 @@ TOKENS, FEATURES, WIDTH = 64, 32, 48
 SHIFT, SCALES = 10.0, (1e-3, 0.5, 7.0, 1e3)
 OFFSETS = tuple(10.0**k for k in range(-1, 5))
 NORMS = ("layer", "rms", "batch")
+_NAMES = {"layer": "layer", "rms": "RMS", "batch": "batch"}
 # Does the output stay the same? Layer, RMS and batch norm of a = W·x.
 TABLE: dict[str, tuple[bool, bool, bool]] = {
     "weight matrix scaled": (True, True, True),
@@ -81,9 +83,9 @@ STUDY = Study(id="invariances", arms=_arms, measure=_measure, seconds=lambda par
 _EXACT = 1e-12
 _EXACT_REASON = (
     "float64 rounding: sums of 32 to 64 products and numbers of size 10 beside a deviation near 6, u = "
-    "1.1e-16: 64·u·(1 + 10) = 8e-14, outputs up to 4"
+    "1.1×10⁻¹⁶: 64·u·(1 + 10) = 8×10⁻¹⁴, outputs up to 4"
 )
-_CHANGED_REASON = "outputs of unit variance change by order 1; 1e-2 lies far from that and from rounding"
+_CHANGED_REASON = "outputs of unit variance change by order 1; 10⁻² lies far from that and from rounding"
 
 
 def _stays(e: Evidence, role: str, key: str, words: str) -> Criterion:
@@ -93,7 +95,7 @@ def _stays(e: Evidence, role: str, key: str, words: str) -> Criterion:
 def _literal(e: Evidence) -> list[Criterion]:
     return [
         _stays(e, "norm", "shift", f"change under x + {SHIFT:g}·1"),
-        _stays(e, "norm", "scale", "change under α·x, α = 1e-3 … 1e3"),
+        _stays(e, "norm", "scale", "change under α·x, α = 10⁻³ … 10³"),
         _stays(e, "norm", "flip", "distance of LN(−α·x) from −LN(x)"),
     ]
 
@@ -117,13 +119,8 @@ def _table(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    worst = {key: max(e.numbers("norm", key)) for key in ("shift", "scale", "flip")}
-    float32 = e.first("norm", "offset/float32")
-    return (
-        f"in float64 with ε = 0 the output moves by {worst['shift']:.0e} under a shift of {SHIFT:g}, "
-        f"{worst['scale']:.0e} under scales 1e-3 … 1e3, and changes sign to {worst['flip']:.0e} under "
-        f"negative ones; in float32 a shift of 1e4 deviations costs {float32[-1]:.0e}, the rounding of x + c"
-    )
+    shift, scale = (number(max(e.numbers("norm", key)), 1) for key in ("shift", "scale"))
+    return f"float64, ε = 0: output moves by {shift} under a shift of {SHIFT:g}, {scale} under scales 10⁻³ … 10³"
 
 
 def _table_summary(e: Evidence) -> str:
@@ -131,8 +128,8 @@ def _table_summary(e: Evidence) -> str:
     stay = max(v for values, stays in cells if stays for v in values)
     move = min(v for values, stays in cells if not stays for v in values)
     return (
-        f"{sum(s for _, s in cells)} of {len(cells)} cells invariant, to {stay:.0e}; the others change by "
-        f"{move:.1f} or more. Only centring forgives a shift of the weights, only batch norm one of the data"
+        f"{sum(s for _, s in cells)} of {len(cells)} cells are invariant, to {number(stay, 1)}; the others change by "
+        f"{number(move, 2)} or more"
     )
 
 
@@ -167,13 +164,14 @@ def _table_figures(e: Evidence) -> list[Chart]:
     floor = 2.0**-53  # no zero on a logarithmic axis
     rows = list(range(len(TABLE)))
     series = [
-        Series(f"{r} norm", rows, [max(floor, e.first(r, f"table/{k}")) for k in TABLE], kind="points") for r in NORMS
+        Series(f"{_NAMES[r]} norm", rows, [max(floor, e.first(r, f"table/{k}")) for k in TABLE], kind="bars")
+        for r in NORMS
     ]
     names = ["W scaled", "W shifted", "row of W scaled", "data scaled", "data shifted", "one input scaled"]
     return [
         Chart(
             caption="Change of N(W·x) under six changes of weights or data (first seed, ε = 0, float64).",
-            alt="Each point lies either near 1e-15, invariant, or near 1, not invariant.",
+            alt="Each bar ends either near 10⁻¹⁵, invariant, or near 1, not invariant.",
             panels=[Panel("invariances", "what is changed", "largest change", series, y_scale="log", x_names=names)],
         )
     ]
@@ -192,8 +190,8 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={"norm": "layer"},
         literal=Rule(
-            text="The output moves by no more than 1e-12 under the shift and under α = 1e-3 … 1e3, and "
-            "changes its sign, to 1e-12, under −α (which is why the sentence needs α > 0).",
+            text="The output moves by no more than 10⁻¹² under the shift and under α = 10⁻³ … 10³, and "
+            "changes its sign, to 10⁻¹², under −α (which is why the sentence needs α > 0).",
             origin="sentence",
             criteria=_literal,
         ),
@@ -219,7 +217,7 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={name: name for name in NORMS},
         literal=Rule(
-            text="Each of the 18 cells is invariant to 1e-12 or changes by more than 1e-2, as algebra "
+            text="Each of the 18 cells is invariant to 10⁻¹² or changes by more than 10⁻², as algebra "
             "says: centring forgives a shift of the weights, per-channel statistics one of the data, "
             "per-token statistics the scale of a single input.",
             origin="theory",

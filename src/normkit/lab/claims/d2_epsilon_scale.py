@@ -11,6 +11,7 @@ from normkit.conventions import TORCH_LAYER_NORM
 from normkit.functional import normalize
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 from normkit.spec import NormSpec
@@ -61,7 +62,7 @@ STUDY = Study(id="epsilon_scale", arms=_arms, measure=_measure, seconds=lambda p
 
 _ROUNDING = 1e-12
 _ROUNDING_REASON = (
-    "float64 rounding: 512·u = 6e-14 bounds the error of each sum, outputs reach 4, and two results are "
+    "float64 rounding: 512·u = 6×10⁻¹⁴ bounds the error of each sum, outputs reach 4, and two results are "
     "compared; doubled"
 )
 
@@ -73,7 +74,7 @@ def _eps_paths(role: str) -> list[str]:
 def _invariant(e: Evidence, paths: Sequence[str], words: str) -> list[Criterion]:
     return [
         Criterion(
-            name=f"{words}: largest change of the output for α = 1e-4 … 1e3",
+            name=f"{words}: largest change of the output for α = 10⁻⁴ … 10³",
             values=e.numbers(path, "change"),
             kind="at_most",
             target=0.0,
@@ -89,14 +90,14 @@ def _scale_literal(e: Evidence) -> list[Criterion]:
     return [
         criterion
         for path, eps in zip(_eps_paths("norm"), EPSILONS, strict=True)
-        for criterion in _invariant(e, [path], f"ε = {eps:g}")
+        for criterion in _invariant(e, [path], f"ε = {number(eps)}")
     ]
 
 
 def _scale_corrected(e: Evidence) -> list[Criterion]:
     laws = [
         Criterion(
-            name=f"ε = {eps:g}: relative distance of LN(αx) from x̂/√(1 + ε/(ασ)²), α = 1e-4 … 1e3",
+            name=f"ε = {number(eps)}: relative distance of LN(αx) from x̂/√(1 + ε/(ασ)²), α = 10⁻⁴ … 10³",
             values=e.numbers(path, "off_law"),
             kind="at_most",
             target=0.0,
@@ -112,7 +113,7 @@ def _scale_corrected(e: Evidence) -> list[Criterion]:
 def _zero(e: Evidence) -> list[Criterion]:
     return [
         Criterion(
-            name=f"ε = {eps:g}: share of finite outputs on constant rows",
+            name=f"ε = {number(eps)}: share of finite outputs on constant rows",
             values=e.numbers(path, "flat_finite"),
             kind="at_least",
             target=1.0,
@@ -134,33 +135,38 @@ def _at(e: Evidence, eps: float, alpha: float) -> float:
 
 
 def _scale_summary(e: Evidence) -> str:
-    rows = "; ".join(
-        f"ε = {eps:g}: ‖y‖ is {_at(e, eps, 1.0):.6f} of √d at σ = 1, {_at(e, eps, 1e-3):.3f} at 1e-3, "
-        f"{_at(e, eps, 1e-4):.4f} at 1e-4"
-        for eps in EPSILONS
-    )
     off = max(v for path in _eps_paths("norm") for v in e.numbers(path, "off_law"))
-    zero = max(e.numbers("exact", "change"))
-    return f"{rows}; off 1/√(1 + ε/(ασ)²) by at most {off:.0e}; ε = 0 changes by {zero:.0e}"
+    eps = EPSILONS[0]
+    return (
+        f"ε = {number(eps)}: output at σ = 10⁻³ shortened to {number(_at(e, eps, 1e-3), 3)}; "
+        f"off 1/√(1 + ε/σ²) by at most {number(off, 1)}"
+    )
 
 
 def _zero_summary(e: Evidence) -> str:
-    size = max(v for path in _guard_paths(e) for v in e.numbers(path, "flat_size"))
-    finite = max(e.numbers("bare", "flat_finite"))
-    return f"constant rows give {size:g} with either ε; with ε = 0, {finite:.0%} of the outputs are finite"
+    guarded = 100 * min(v for path in _guard_paths(e) for v in e.numbers(path, "flat_finite"))
+    bare = 100 * max(e.numbers("bare", "flat_finite"))
+    return f"constant rows: {guarded:.0f} % of the outputs are finite with either ε, {bare:.0f} % with ε = 0"
 
 
 def _figures(e: Evidence) -> list[Chart]:
     fine = [10 ** (-4 + 7 * i / 60) for i in range(61)]
-    series = [Series(f"ε = {eps:g}", ALPHAS, e.first(f"norm/{eps:g}", "lengths"), kind="points") for eps in EPSILONS]
-    laws = [Series(f"1/√(1 + {eps:g}/σ²)", fine, [law(eps, a) for a in fine], kind="reference") for eps in EPSILONS]
+    named = {eps: number(eps) for eps in EPSILONS}
+    series = [
+        Series(f"ε = {words}", ALPHAS, e.first(f"norm/{eps:g}", "lengths"), kind="points")
+        for eps, words in named.items()
+    ]
+    laws = [
+        Series("" if i else "1/√(1 + ε/σ²)", fine, [law(eps, a) for a in fine], kind="reference")
+        for i, eps in enumerate(EPSILONS)  # one label for both: they end at the same point
+    ]
     exact = Series("ε = 0", ALPHAS, e.first("exact", "lengths"), kind="points")
     return [
         Chart(
             caption="Length of LayerNorm's output, in units of √d, against the scale of its input (first "
             "seed; dashed: the law).",
-            alt="Level at 1 down to a scale of 0.1; below, the curve for 1e-5 falls to "
-            f"{_at(e, 1e-5, 1e-3):.2f} and the one for 1e-6 to {_at(e, 1e-6, 1e-3):.2f} at a scale of 0.001. Without ε "
+            alt="Level at 1 down to a scale of 0.1; below, the curve for 10⁻⁵ falls to "
+            f"{_at(e, 1e-5, 1e-3):.2f} and the one for 10⁻⁶ to {_at(e, 1e-6, 1e-3):.2f} at a scale of 0.001. Without ε "
             f"the points stay at {e.first('exact', 'lengths')[-1]:.2f}.",
             panels=[
                 Panel(
@@ -177,13 +183,13 @@ def _figures(e: Evidence) -> list[Chart]:
 
 def _zero_figures(e: Evidence) -> list[Chart]:
     shares = [*(e.first(path, "flat_finite") for path in _guard_paths(e)), e.first("bare", "flat_finite")]
-    bars = Series("finite outputs", [0, 1, 2], [100 * s for s in shares], kind="bars")
-    names = [*(f"ε = {eps:g}" for eps in EPSILONS), "ε = 0"]
+    bars = Series("", [0, 1, 2], [100 * s for s in shares], kind="bars")
+    names = [*(number(eps) for eps in EPSILONS), "0"]
     panel = Panel("constant rows", "ε", "finite outputs (%)", [bars], x_names=names)
     return [
         Chart(
             caption="Share of finite outputs on rows whose variance is zero.",
-            alt="Finite outputs: " + ", ".join(f"{s:.0%} with {n}" for s, n in zip(shares, names, strict=True)),
+            alt="Finite outputs: " + ", ".join(f"{s:.0%} with ε = {n}" for s, n in zip(shares, names, strict=True)),
             panels=[panel],
         )
     ]
@@ -196,22 +202,22 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="LN(αx) = LN(x) for α > 0: scaling the input does not change the result.",
         sentences=(25,),
         source="Article, LayerNorm, “Properties”.",
-        measured=f"LayerNorm of α·x in float64 for {ROWS} rows of {WIDTH} normal numbers, α = 1e-4 … 1e3, "
-        "with ε = 1e-5, 1e-6 and 0, compared entry by entry with LN(x), and with x̂/√(1 + ε/(ασ)²).",
+        measured=f"LayerNorm of α·x in float64 for {ROWS} rows of {WIDTH} normal numbers, α = 10⁻⁴ … 10³, "
+        "with ε = 10⁻⁵, 10⁻⁶ and 0, compared entry by entry with LN(x), and with x̂/√(1 + ε/(ασ)²).",
         study=STUDY,
         plays={"norm": "inside", "exact": "none"},
         literal=Rule(
-            text="With the ε the article uses, LN(αx) = LN(x) to rounding (1e-12) for every α.",
+            text="With the ε the article uses, LN(αx) = LN(x) to rounding (10⁻¹²) for every α.",
             origin="sentence",
             criteria=_scale_literal,
         ),
         corrected=Rule(
-            text="LN(αx) = x̂/√(1 + ε/(ασ)²) to 1e-12, and with ε = 0 the sentence holds to 1e-12.",
+            text="LN(αx) = x̂/√(1 + ε/(ασ)²) to 10⁻¹², and with ε = 0 the sentence holds to 10⁻¹².",
             origin="theory",
             criteria=_scale_corrected,
         ),
         correction="Exact only for ε = 0. With ε inside the root the output shrinks by 1/√(1 + ε/σ²): "
-        "nothing to see at σ = 1, but at σ = 1e-3 a factor 0.30 for ε = 1e-5 and 0.71 for 1e-6. Inputs "
+        "nothing to see at σ = 1, but at σ = 10⁻³ a factor 0.30 for ε = 10⁻⁵ and 0.71 for 10⁻⁶. Inputs "
         "that small need a smaller ε.",
         control=Control(
             text="ε added outside the root: neither invariant nor on the same law, so the exact law is no "
@@ -229,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="D2b",
         title="ε prevents division by zero",
-        sentence="The small ε, usually 1e-5 or 1e-6, stands inside the root so that a variance of zero "
+        sentence="The small ε, usually 10⁻⁵ or 10⁻⁶, stands inside the root so that a variance of zero "
         "causes no division by zero.",
         sentences=(12,),
         source="Article, “One form for all”.",
@@ -237,7 +243,7 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={"guard": "inside", "bare": "none"},
         literal=Rule(
-            text="With ε = 1e-5 and 1e-6 every output is finite.",
+            text="With ε = 10⁻⁵ and 10⁻⁶ every output is finite.",
             origin="sentence",
             criteria=_zero,
         ),

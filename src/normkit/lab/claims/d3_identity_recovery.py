@@ -16,6 +16,7 @@ from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional import normalize
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, interval
 
@@ -74,7 +75,7 @@ def _measure(params: Params, bench: Bench) -> Values:
 STUDY = Study(id="identity_recovery", arms=_arms, measure=_measure, seconds=lambda params: 0.03, seeds=3)
 
 _EXACT_SHARE = 1e-24
-_EXACT_REASON = "a relative error of 1e-12 squared; 4096-term float64 sums stay below 4096·u = 5e-13"
+_EXACT_REASON = "a relative error of 10⁻¹² squared; 4096-term float64 sums stay below 4096·u = 5×10⁻¹³"
 _PER_TOKEN = {"layer": True, "rms": False}
 
 
@@ -141,24 +142,20 @@ def _restored_corrected(e: Evidence) -> list[Criterion]:
 
 
 def _identity_summary(e: Evidence) -> str:
-    share = {role: interval(e.numbers(role, "residual")).mean for role in NORMS}
+    batch, layer = (interval(e.numbers(role, "residual")).mean for role in ("batch", "layer"))
     return (
-        f"best γ, β leave {share['batch']:.0e} of the variance after batch norm (largest error "
-        f"{max(e.numbers('batch', 'worst')):.0e}), {share['layer']:.2%} after layer norm (theory "
-        f"{left_over(True):.2%}), {share['rms']:.2%} after RMS norm ({left_over(False):.2%}), width {WIDTH}"
+        f"best γ, β leave {number(batch, 1)} of the variance after batch norm, {number(100 * layer, 3)} % after layer "
+        f"norm (theory {number(100 * left_over(True), 3)} %)"
     )
 
 
 def _restored_summary(e: Evidence) -> str:
-    mean, deviation = interval(e.numbers("norm", "shift")).mean, interval(e.numbers("norm", "scale")).mean
-    return (
-        f"after layer norm, the best γ and β bring back {mean:.1e} of the variance of the tokens' means and "
-        f"{deviation:.1e} of that of their deviations"
-    )
+    mean, deviation = (number(100 * interval(e.numbers("norm", key)).mean, 2) for key in ("shift", "scale"))
+    return f"best γ, β bring back {mean} % of the variance of tokens' means, {deviation} % of that of their deviations"
 
 
 def _bars(title: str, label: str, role_names: dict[str, str], height: Callable[[str], float]) -> Panel:
-    bars = Series(label, list(range(len(role_names))), [height(role) for role in role_names], kind="bars")
+    bars = Series("", list(range(len(role_names))), [height(role) for role in role_names], kind="bars")
     return Panel(title, "norm", label, [bars], x_names=list(role_names.values()))
 
 
@@ -209,12 +206,12 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={name: name for name in NORMS},
         literal=Rule(
-            text="After each of the three norms the best γ and β give x back: at most 1e-24 of its variance is left.",
+            text="After each of the three norms the best γ and β give x back: at most 10⁻²⁴ of its variance is left.",
             origin="sentence",
             criteria=_identity_literal,
         ),
         corrected=Rule(
-            text="Batch norm is undone to 1e-24; layer and RMS norm leave 1 − E[s]² of the variance, s a "
+            text="Batch norm is undone to 10⁻²⁴; layer and RMS norm leave 1 − E[s]² of the variance, s a "
             f"token's own divisor, {left_over(True):.4f} and {left_over(False):.4f} at width {WIDTH}, "
             "within 8 standard errors.",
             origin="theory",

@@ -21,6 +21,7 @@ from normkit.lab.fit import log_log_slope
 from normkit.lab.model.initial import INITIALS, independent
 from normkit.lab.model.training import next_byte_loss
 from normkit.lab.model.transformer import TransformerConfig, build
+from normkit.lab.numbers import estimate
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, interval
 
@@ -120,17 +121,9 @@ def _corrected(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    def exponent(role: str, init: str) -> str:
-        return f"L^({interval(_slopes(_rows(e, role, init)))})"
-
-    last = interval([row[-1] for row in _ratios(e)])
-    others = "; ".join(
-        f"{init}: Post {exponent('post', init)}, Pre {exponent('pre', init)}" for init in INITIALS if init != "xavier"
-    )
-    return (
-        f"Xavier: Post ∝ {exponent('post', 'xavier')}, Pre ∝ {exponent('pre', 'xavier')}; Post/Pre at L = "
-        f"{DEPTHS[-1]}: {last}. Other initialisations: {others}"
-    )
+    post, pre = (estimate(_slopes(_rows(e, role))) for role in ("post", "pre"))
+    last = estimate([row[-1] for row in _ratios(e)])
+    return f"Xavier: Post ∝ L^p, p = {post}; Pre, p = {pre}; Post/Pre at L = {DEPTHS[-1]}: {last}"
 
 
 def _panel(e: Evidence, init: str) -> Panel:
@@ -186,7 +179,8 @@ CLAIMS: tuple[Claim, ...] = (
         measured="Norm of the gradient on the last block's down-projection in fresh networks of 2, 4, 8, 16 and 32 "
         f"blocks (ReLU, LayerNorm, RoPE), on {ROWS} windows of {CONTEXT} bytes of real text. Pre-Norm has its final "
         "norm. Judged with Xavier, the initialisation of the theory; others are shown. The warm-up half of the "
-        f"sentence is judged by F3b. Under Xavier a measurement is the root mean square over {NETWORKS} networks.",
+        "sentence is judged by F3b and F3d. Under Xavier a measurement is the root mean square over "
+        f"{NETWORKS} networks.",
         study=STUDY,
         plays={"post": "post", "pre": "pre"},
         literal=Rule(

@@ -14,6 +14,7 @@ from normkit.lab.model.transformer import TransformerConfig
 from normkit.lab.settings import Settings
 
 LAYERS, WIDTH, STEPS, WARMUP = 6, 64, 200, 100
+ROWS = 12  # windows of 64 bytes a step: sixty runs must fit into five minutes of two cores
 DECADE = (1e-3, 3e-3, 1e-2)
 WIDER = (3e-4, *DECADE, 3e-2)
 TENS = 100  # steps: what "within tens of steps" is taken to mean
@@ -37,7 +38,7 @@ def _arms(settings: Settings) -> list[Arm]:
 def _measure(params: Params, bench: Bench) -> Values:
     assert bench.corpus is not None
     config = TransformerConfig(layers=LAYERS, width=WIDTH, wiring=params["wiring"])
-    schedule = Schedule(params["lr"], params["warmup"], STEPS)
+    schedule = Schedule(params["lr"], params["warmup"], STEPS, ROWS)
     return values_of(train(config, schedule, bench.corpus, bench.draws, bench.settings.device))
 
 
@@ -70,7 +71,7 @@ def largest_rise(run: Run) -> float:
     return max(rise, math.log(256)) if diverged else rise
 
 
-STUDY = Study(id="warmup_map", arms=_arms, measure=_measure, seconds=lambda params: 10.5, seeds=5, corpus=True)
+STUDY = Study(id="warmup_map", arms=_arms, measure=_measure, seconds=lambda params: 9.0, seeds=5, corpus=True)
 
 
 def at(role: str, lr: float) -> str:
@@ -85,8 +86,29 @@ def best_rate(e: Evidence, role: str) -> float:
 
 def largest_usable(e: Evidence, role: str) -> float | None:
     """Return the largest learning rate of the grid at which 4 of 5 seeds leave the unigram plateau, or None."""
-    trained = {lr: e.numbers(at(role, lr), "trained") for lr in rates(e.settings)}
-    return max((lr for lr, runs in trained.items() if sum(runs) >= SHARE * len(runs)), default=None)
+    return max((lr for lr in rates(e.settings) if share_trained(e, role, lr) >= SHARE), default=None)
+
+
+def boundary(e: Evidence, role: str) -> tuple[float, float]:
+    """Return between which learning rates the largest usable one lies; both are the same where the grid settles it.
+
+    The grid does not settle it where more than 1 of 5 seeds still trains at the next rate: too many for a limit that
+    was passed, too few for one that was not. On an edge of the grid the limit may lie beyond, at 0 or ∞ at most.
+    """
+    grid, largest = rates(e.settings), largest_usable(e, role)
+    if largest is None:
+        return 0.0, grid[0]
+    if largest == grid[-1]:
+        return largest, math.inf
+    following = grid[grid.index(largest) + 1]
+    blurred = share_trained(e, role, following) > 1 - SHARE + 1e-9  # 1 of 5 is not more than 1 of 5
+    return largest, following if blurred else largest
+
+
+def share_trained(e: Evidence, role: str, lr: float) -> float:
+    """Return the share of seeds that leave the unigram plateau."""
+    runs = e.numbers(at(role, lr), "trained")
+    return sum(runs) / len(runs)
 
 
 def map_chart(e: Evidence, roles: dict[str, str]) -> Chart:
@@ -114,6 +136,37 @@ def map_chart(e: Evidence, roles: dict[str, str]) -> Chart:
             )
         ],
     )
+
+
+def share_chart(e: Evidence, roles: dict[str, str]) -> Chart:
+    """Draw the share of seeds that train over the learning rate, bars for each role with its label."""
+    grid = rates(e.settings)
+    places = list(range(len(grid)))
+    bars = [
+        Series(label, places, [100 * share_trained(e, role, lr) for lr in grid], kind="bars")
+        for role, label in roles.items()
+    ]
+    limits = [Series(name, places, [y] * len(places), kind="reference") for name, y in _LIMITS.items()]
+    return Chart(
+        caption=f"Share of seeds that leave the unigram plateau within {STEPS} steps. A rate is borne where 4 of 5 do "
+        "(upper line); where more than 1 of 5 do (lower line), it is not known not to be.",
+        alt=". ".join(
+            f"{label}: " + ", ".join(f"{100 * share_trained(e, role, lr):.0f} % at {lr:g}" for lr in grid)
+            for role, label in roles.items()
+        ),
+        panels=[
+            Panel(
+                "who trains at which rate",
+                "learning rate",
+                "seeds that train (%)",
+                [*bars, *limits],
+                x_names=[f"{lr:g}" for lr in grid],
+            )
+        ],
+    )
+
+
+_LIMITS = {"4 of 5": 100 * SHARE, "1 of 5": 100 * (1 - SHARE)}
 
 
 def curves_chart(e: Evidence, roles: dict[str, str]) -> Chart:

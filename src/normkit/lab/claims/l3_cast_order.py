@@ -17,6 +17,7 @@ from normkit.conventions import GEMMA, LLAMA, OLMO2
 from normkit.functional import rms_norm
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series, band
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, interval
 
@@ -137,16 +138,10 @@ def _corrected(e: Evidence) -> list[Criterion]:
 
 
 def _summary(e: Evidence) -> str:
-    def mean(role: str, key: str) -> float:
-        return interval(e.numbers(role, f"{key}/{HEADLINE}")).mean
-
-    ratios = ", ".join(f"{interval(_ratios(e, s)).mean:.2f} at {s:g}" for s in SPREADS)
+    first, last = (100 * interval(e.numbers(role, f"misrounded/{HEADLINE}")).mean for role in ("twice", "once"))
     return (
-        f"bfloat16, w ~ N(1, {HEADLINE}²): rms error {mean('twice', 'error'):.2e} casting first (Llama), "
-        f"{mean('once', 'error'):.2e} casting last (OLMo 2), {mean('gemma', 'error'):.2e} with 1 + w in "
-        f"float32 (Gemma); {mean('twice', 'misrounded'):.0%} of the elements differ from the correctly "
-        f"rounded ones, against {mean('once', 'misrounded'):.2%}. Ratio of errors by the deviation of w: "
-        f"{ratios}"
+        f"w ~ N(1, {HEADLINE}²): casting first has {number(interval(_ratios(e, HEADLINE)).mean, 3)} × the rms error of "
+        f"casting last and misrounds {number(first, 2)} % against {number(last, 1)} %"
     )
 
 
@@ -173,7 +168,7 @@ def _figures(e: Evidence) -> list[Chart]:
             panels=[
                 panel(
                     "error",
-                    "rms relative error (1e-3)",
+                    "rms relative error (10⁻³)",
                     "error",
                     1e3,
                     {"one rounding": 1e3 * ONE_ROUNDING, "two roundings": 1e3 * math.sqrt(2) * ONE_ROUNDING},

@@ -18,6 +18,7 @@ from torch import nn
 
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
 from normkit.lab.figures import Chart, Panel, Series
+from normkit.lab.numbers import number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, Interval, interval
 
@@ -166,13 +167,11 @@ def _ratio(e: Evidence, path: str) -> Interval:
 
 
 def _summary(e: Evidence) -> str:
-    rows = "; ".join(
-        f"{words} ×{_ratio(e, path).mean:.2f} [{_ratio(e, path).low:.2f}, {_ratio(e, path).high:.2f}], "
-        f"{statistics.median(e.numbers(path, 'first_us')):.0f} → "
-        f"{statistics.median(e.numbers(path, 'second_us')):.0f} µs"
-        for path, words in _cases()
+    ratios = [_ratio(e, path).mean for path, _ in _cases()]
+    return (
+        f"nn.RMSNorm takes {number(min(ratios), 3)} to {number(max(ratios), 3)} × nn.LayerNorm's time ({len(ratios)} "
+        f"cases, eager, float32, {e.settings.device}, one thread)"
     )
-    return f"time of nn.RMSNorm over nn.LayerNorm, float32, eager, one thread, {e.settings.device}: {rows}"
 
 
 def _figures(e: Evidence) -> list[Chart]:

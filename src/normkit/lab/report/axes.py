@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from normkit.lab.figures import Panel
-from normkit.lab.report.numbers import number, superscript, ticks
+from normkit.lab.numbers import number, superscript
+from normkit.lab.report.numbers import ticks
 from normkit.lab.report.text import lines, width
 
 SLANT = 35.0  # degrees

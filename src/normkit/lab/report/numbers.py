@@ -1,43 +1,12 @@
-"""How numbers are written for people: few digits, real minus signs, powers of ten instead of ``e-12``."""
+"""What a criterion and an axis say, in the lab's way of writing numbers."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
 
+from normkit.lab.numbers import number
 from normkit.lab.verdict import Criterion, interval
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def number(value: float, digits: int = 4) -> str:
-    """Return ``value`` with ``digits`` significant digits.
-
-    Example:
-        >>> number(0.0123456), number(-1.5), number(2.2e-16, 2), number(float("inf"))
-        ('0.01235', '−1.5', '2.2×10⁻¹⁶', '∞')
-    """
-    if math.isnan(value):
-        return "not a number"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == 0:
-        return "0"
-    if 1e-4 <= abs(value) < 1e6:
-        text = f"{value:.{max(digits, math.floor(math.log10(abs(value))) + 1)}g}"
-        return text.replace("-", "−")
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    if "." in mantissa:
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    power = "10" + superscript(int(exponent))
-    if mantissa in {"1", "-1"}:
-        return mantissa.replace("-", "−")[:-1] + power
-    return f"{mantissa.replace('-', '−')}×{power}"
-
-
-def superscript(exponent: int) -> str:
-    """Return ``exponent`` in raised digits."""
-    return str(exponent).translate(_RAISED)
 
 
 def ticks(values: list[float]) -> list[str]:

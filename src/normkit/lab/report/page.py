@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normkit.coverage import COVERAGE
+from normkit.lab.numbers import number
 from normkit.lab.report import drawings, palette
-from normkit.lab.report.numbers import number
-from normkit.lab.report.view import KEYS, ClaimView, PanelView, claim_view, drawing_panel, flat, seeds
+from normkit.lab.report.view import KEYS, ClaimView, PanelView, drawing_panel, entry_view, flat, seeds
 from normkit.lab.runs.judged import MEASUREMENTS, Judged, Run
 from normkit.lab.verdict import Verdict
 from normkit.placement import WIRINGS, Wiring
@@ -39,16 +39,19 @@ def page(run: Run, judged: Sequence[Judged]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     template = environment.from_string((_HERE / "template.html.j2").read_text(encoding="utf-8"))
-    claims = [claim_view(j, run) for j in judged]
-    counts = Counter(c.badge.key for c in claims)
+    entries = [entry_view(j, run) for j in judged]
+    claims = [entry for entry in entries if isinstance(entry, ClaimView)]
+    counts = Counter(entry.badge.key for entry in entries)
     return template.render(
         style=palette.css() + (_HERE / "style.css").read_text(encoding="utf-8"),
         run=run,
         seeds=seeds(run.settings.seeds),
+        entries=entries,
         claims=claims,
+        untestable=[entry for entry in entries if not isinstance(entry, ClaimView)],
         corrected=_of(claims, "fails") + _of(claims, "corrected"),
         holding=_of(claims, "holds"),
-        open=_of(claims, "undecided") + _of(claims, "untestable"),
+        open=_of(claims, "undecided"),
         waiting=_of(claims, "waiting"),
         counts=[(key, verdict.value, counts[key]) for verdict, key in KEYS.items() if _shown(verdict, counts[key])],
         unflipped=[c for c in claims if c.badge.key in _DECIDED and c.judged.flipped is not True],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normkit.lab.figures import Panel, Series
-from normkit.lab.report.numbers import number
+from normkit.lab.numbers import number
 
 
 @dataclass(frozen=True)

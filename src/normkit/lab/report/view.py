@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normkit.lab.claim import Rule
+from normkit.lab.claim import Claim, Evidence, Rule
 from normkit.lab.figures import Chart, Drawing, Figure
+from normkit.lab.numbers import number
 from normkit.lab.report.charts import left_out, panel_svg
 from normkit.lab.report.gauge import gauge
 from normkit.lab.report.inline import inline
-from normkit.lab.report.numbers import judged_on, measured, number, region
+from normkit.lab.report.numbers import judged_on, measured, region
 from normkit.lab.report.tables import Table, tables_of
 from normkit.lab.runs.judged import Judged, Run, last_line, summary_of
 from normkit.lab.settings import Settings
@@ -86,13 +87,19 @@ class FigureView:
 
 
 @dataclass(frozen=True)
-class ClaimView:
-    """A claim's section."""
+class EntryView:
+    """What every entry of the catalogue has: a place on the page, a verdict, a line."""
 
     judged: Judged
     anchor: str
     badge: Badge
     summary: str
+
+
+@dataclass(frozen=True)
+class ClaimView(EntryView):
+    """A claim's section."""
+
     seeds: str
     steady: str
     rules: tuple[RuleView, ...]
@@ -104,10 +111,18 @@ class ClaimView:
     cost: str
 
 
-def claim_view(judged: Judged, run: Run) -> ClaimView:
-    """Return all that the page says of one claim, measured or not."""
-    claim, judgement, control = judged.claim, judged.judgement, judged.control_judgement
+def entry_view(judged: Judged, run: Run) -> EntryView:
+    """Return all that the page says of one entry: a `ClaimView` where there is something to measure."""
+    claim = judged.claim
     anchor = "claim-" + re.sub(r"[^A-Za-z0-9]+", "-", claim.id)
+    if claim.study is not None:
+        return _claim(claim, judged, run, anchor)
+    assert judged.judgement is not None, "what cannot be tested has its verdict from the start"
+    return EntryView(judged, anchor, badge(judged.judgement), summary_of(judged))
+
+
+def _claim(claim: Claim, judged: Judged, run: Run, anchor: str) -> ClaimView:
+    judgement, control = judged.judgement, judged.control_judgement
     ours = [m for m in run.measurements if m.study == claim.study.id]
     return ClaimView(
         judged=judged,
@@ -116,12 +131,12 @@ def claim_view(judged: Judged, run: Run) -> ClaimView:
         summary=_waiting(judged, len(ours)) if judgement is None else summary_of(judged),
         seeds=_seeds(judged),
         steady=_steady(judgement) if judgement else "",
-        rules=tuple(_rules(judged, judgement)),
+        rules=tuple(_rules(claim, judgement)),
         control_badge=badge(control) if control else None,
-        control_rules=tuple(_rules(judged, control)) if control else (),
+        control_rules=tuple(_rules(claim, control)) if control else (),
         roles=tuple((role, arm, claim.control.plays[role]) for role, arm in claim.plays.items()),
-        figures=tuple(_figures(judged, anchor)),
-        command=command(judged, run.settings),
+        figures=tuple(_figures(claim, judged.evidence, anchor)) if judged.evidence and judgement else (),
+        command=command(claim, run.settings),
         cost=f"{len(ours)} measurements, {number(sum(m.seconds for m in ours), 3)} s" if ours else "",
     )
 
@@ -131,11 +146,11 @@ def badge(judgement: Judgement) -> Badge:
     return Badge(KEYS[judgement.verdict], judgement.verdict.value)
 
 
-def command(judged: Judged, settings: Settings) -> str:
+def command(claim: Claim, settings: Settings) -> str:
     """Return the command that measures this claim again under the run's settings."""
-    words = ["normkit", "lab", "run", judged.claim.id, f"--{settings.mode}", "--seeds", seeds(settings.seeds)]
-    words += ["--out", f"runs/{judged.claim.id}"]  # a folder of its own: nothing there is cached, nothing refused
-    if judged.claim.study.corpus and settings.corpus != "stdlib":
+    words = ["normkit", "lab", "run", claim.id, f"--{settings.mode}", "--seeds", seeds(settings.seeds)]
+    words += ["--out", f"runs/{claim.id}"]  # a folder of its own: nothing there is cached, nothing refused
+    if claim.study.corpus and settings.corpus != "stdlib":
         words += ["--corpus", settings.corpus]
     if settings.device != "cpu":
         words += ["--device", settings.device]
@@ -188,8 +203,7 @@ def _steady(judgement: Judgement) -> str:
     )
 
 
-def _rules(judged: Judged, judgement: Judgement | None) -> Iterator[RuleView]:
-    claim = judged.claim
+def _rules(claim: Claim, judgement: Judgement | None) -> Iterator[RuleView]:
     yield _rule("The sentence as it stands", claim.literal, judgement.literal if judgement else ())
     if claim.corrected is not None:
         yield _rule("The corrected sentence", claim.corrected, judgement.corrected if judgement else ())
@@ -207,16 +221,14 @@ def _criterion(c: Criterion) -> CriterionView:
     )
 
 
-def _figures(judged: Judged, anchor: str) -> Iterator[FigureView]:
-    if judged.evidence is None or judged.judgement is None:
-        return
+def _figures(claim: Claim, evidence: Evidence, anchor: str) -> Iterator[FigureView]:
     try:
-        figures = list(judged.claim.figures(judged.evidence))
+        figures = list(claim.figures(evidence))
     except Exception as error:  # one claim's fault must not cost the reader the page
         yield FigureView("", "", (), f"The figures could not be made: {last_line(error)}")
         return
     for i, figure in enumerate(figures, start=1):
-        label = f"Figure {judged.claim.id}" + (f".{i}" if len(figures) > 1 else "")
+        label = f"Figure {claim.id}" + (f".{i}" if len(figures) > 1 else "")
         try:
             yield FigureView(label, figure.caption, tuple(_panels(figure, f"{anchor}-{i}")))
         except Exception as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from normkit.lab.claim import Claim, Measurement
+from normkit.lab.claim import Measurement
 from normkit.lab.runs.folder import Folder, opened
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.judged import CellId, Judged, Run, judge_claim, to_json
@@ -18,8 +18,9 @@ from normkit.lab.runs.pace import Pace, Progress
 from normkit.lab.runs.plan import Cell, Plan, Step, make_plan
 from normkit.lab.runs.pool import Pool, Worker
 from normkit.lab.runs.rendering import Rendering
-from normkit.lab.settings import Settings
 from normkit.lab.runs.worker import Reply
+from normkit.lab.settings import Settings
+from normkit.lab.untestable import Entry
 
 LOG = "workers.log"
 _TICK = 0.5  # seconds between two looks at the clock while nothing happens
@@ -62,7 +63,7 @@ class View(Protocol):
 class Order:
     """What a run is asked for: claims with the modules that hold them, settings, folder, number of workers."""
 
-    claims: Sequence[tuple[Claim, str]]
+    claims: Sequence[tuple[Entry, str]]
     settings: Settings
     out: Path
     jobs: int
@@ -115,6 +116,8 @@ class _Going:
 
     def until_done(self, interrupts: Interrupts) -> Result:
         """Work until nothing is left or somebody interrupts."""
+        for claim in self._plan.untestable:
+            self._announce(claim)
         for step in self._plan.steps:
             self._judge(step)
         while not interrupts.asked and self._busy():
@@ -198,7 +201,7 @@ class _Going:
             for claim in step.claims:
                 self._announce(claim)
 
-    def _announce(self, claim: Claim) -> None:
+    def _announce(self, claim: Entry) -> None:
         run = Run(
             self._folder.path,
             self._order.settings,

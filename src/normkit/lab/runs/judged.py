@@ -15,7 +15,8 @@ from typing import Any
 from normkit.lab.claim import Claim, Evidence, Measurement, Study
 from normkit.lab.runs.lines import RunError, jsonable, parse
 from normkit.lab.settings import Settings
-from normkit.lab.verdict import Criterion, Judgement, flips, judge
+from normkit.lab.untestable import Entry
+from normkit.lab.verdict import Criterion, Judgement, Verdict, flips, judge
 
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
@@ -24,6 +25,9 @@ VERDICTS = "verdicts.json"
 REPORT = "report.html"
 
 CellId = tuple[str, str, int]  # study, arm, seed
+
+_NO = Verdict.UNTESTABLE
+NOT_TESTABLE = Judgement(_NO, given=_NO, at_half=_NO, at_double=_NO, literal=(), corrected=())
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,11 @@ class Judged:
 
     ``judgement`` is None as long as ``missing`` names measurements ("arm, seed 3"), or when judging itself raised,
     in which case ``error`` says how. ``flipped`` says whether the control's verdict is the opposite one; None
-    without both verdicts. ``error`` also carries the reason why a claim's measurements could not be made.
+    without both verdicts. ``error`` also carries the reason why a claim's measurements could not be made. A sentence
+    that cannot be tested has its verdict from the start, with neither evidence nor control.
     """
 
-    claim: Claim
+    claim: Entry
     judgement: Judgement | None
     control_judgement: Judgement | None
     flipped: bool | None
@@ -137,11 +142,13 @@ def seeds_of(study: Study, settings: Settings) -> tuple[int, ...]:
     return settings.seeds[: study.seeds]
 
 
-def judge_claim(claim: Claim, run: Run) -> Judged:
+def judge_claim(claim: Entry, run: Run) -> Judged:
     """Judge a claim and its control on what the run measured; never raises.
 
     Measurements of arms or seeds that the study no longer has are left out.
     """
+    if claim.study is None:
+        return Judged(claim, NOT_TESTABLE, None, None, None, None)
     try:
         wanted = [
             (claim.study.id, arm.name, seed)
@@ -178,6 +185,8 @@ def _judge(
 
 def summary_of(judged: Judged) -> str:
     """Return the claim's one-line summary, or why there is none."""
+    if judged.claim.study is None:
+        return judged.claim.reason
     if judged.judgement is None or judged.evidence is None:
         return judged.error or f"{len(judged.missing)} measurements missing"
     try:
@@ -194,12 +203,12 @@ def last_line(error: BaseException) -> str:
 
 def to_json(judged: Judged) -> dict[str, Any]:
     """Return what verdicts.json and ``--json`` say of a claim."""
-    judgement, control = judged.judgement, judged.control_judgement
+    judgement, control, study = judged.judgement, judged.control_judgement, judged.claim.study
     return {
         "id": judged.claim.id,
         "title": judged.claim.title,
         "sentences": list(judged.claim.sentences),
-        "study": judged.claim.study.id,
+        "study": study.id if study else None,
         "verdict": judgement.verdict.value if judgement else None,
         "given": judgement.given.value if judgement else None,
         "at_half": judgement.at_half.value if judgement else None,

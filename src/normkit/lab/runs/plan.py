@@ -17,6 +17,7 @@ from normkit.lab.claim import Arm, Claim, Params, Study
 from normkit.lab.runs.code import digest
 from normkit.lab.runs.judged import CellId, seeds_of
 from normkit.lab.settings import Settings
+from normkit.lab.untestable import Entry, Untestable
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in the order in which they run."""
+    """The steps in the order in which they run, and the sentences whose verdict needs none."""
 
     steps: tuple[Step, ...]
+    untestable: tuple[Untestable, ...] = ()
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[Entry, ...]:
         """All claims of the plan, in the order in which their verdicts are due."""
-        return tuple(claim for step in self.steps for claim in step.claims)
+        return (*self.untestable, *(claim for step in self.steps for claim in step.claims))
 
     @property
     def cells(self) -> int:
@@ -86,7 +88,7 @@ class Plan:
 
 
 def make_plan(
-    claims: Sequence[Claim],
+    claims: Sequence[Entry],
     modules: Sequence[str],
     settings: Settings,
     stored: Collection[tuple[CellId, str]] = (),
@@ -105,7 +107,8 @@ def make_plan(
     """
     found: dict[str, list[tuple[Claim, str]]] = {}
     for claim, module in zip(claims, modules, strict=True):
-        found.setdefault(claim.study.id, []).append((claim, module))
+        if claim.study is not None:
+            found.setdefault(claim.study.id, []).append((claim, module))
     steps: list[Step] = []
     have = frozenset(stored)
     for entries in found.values():
@@ -114,7 +117,7 @@ def make_plan(
         cached = frozenset(cell.id for cell in cells if (cell.id, cell.key) in have)
         steps.append(Step(study, tuple(claim for claim, _ in entries), cells, cached))
     steps.sort(key=lambda step: (step.study.timing, sum(c.seconds for c in step.cells)))
-    return Plan(tuple(steps))
+    return Plan(tuple(steps), tuple(claim for claim in claims if claim.study is None))
 
 
 def _cells(study: Study, module: str, settings: Settings) -> tuple[Cell, ...]:

@@ -14,8 +14,8 @@ from typing import IO
 
 from normkit.environment import usable_cores
 from normkit.lab.runs.plan import Cell
-from normkit.lab.settings import Settings
 from normkit.lab.runs.worker import Reply, Request
+from normkit.lab.settings import Settings
 
 # The worker finds normkit and the studies where this process found them, installed or not.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from normkit.lab.runs.worker import main; main()"

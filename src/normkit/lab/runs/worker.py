@@ -99,8 +99,8 @@ def _measure(request: Request, settings_json: Request) -> Reply:
 
 def find_study(module: str, study: str) -> Study:
     """Return the study that a claim of ``module`` judges."""
-    claims = importlib.import_module(module).CLAIMS
-    return next(claim.study for claim in claims if claim.study.id == study)
+    studies = (claim.study for claim in importlib.import_module(module).CLAIMS)
+    return next(found for found in studies if found is not None and found.id == study)
 
 
 @cache

@@ -26,6 +26,7 @@ from normkit.lab.settings import Settings
 from normkit.lab.terminal.compare import compare
 from normkit.lab.terminal.progress import BarView, LineView
 from normkit.lab.terminal.tables import comparison, plan_line, plan_table, seconds, table, verdict_table
+from normkit.lab.untestable import Entry
 from normkit.lab.verdict import Verdict
 
 app = typer.Typer(no_args_is_help=True, help="Measure the article's claims and read the verdicts.")
@@ -205,7 +206,7 @@ def _note_other_code(folder: Path) -> None:
     """Say which measurements of a run today's code would make again."""
     stored = read_run(folder)
     known = {m.study for m in stored.measurements}
-    entries = [(claim, module) for claim, module in located() if claim.study.id in known]
+    entries = [(claim, module) for claim, module in located() if claim.study is not None and claim.study.id in known]
     plan = make_plan([c for c, _ in entries], [m for _, m in entries], stored.settings, set(stored.keys.items()))
     old = sum(cell.id in stored.keys for cell in plan.missing)
     if old:
@@ -235,16 +236,16 @@ def _print_plan(order: Order, as_json: bool) -> None:
     )
 
 
-def _listed(module: str, claim: Any, settings: Settings) -> dict[str, Any]:
-    step = make_plan([claim], [module], settings).steps[0]
+def _listed(module: str, claim: Entry, settings: Settings) -> dict[str, Any]:
+    plan, study = make_plan([claim], [module], settings), claim.study
     return {
         "id": claim.id,
         "title": claim.title,
         "sentence": claim.sentence,
         "sentences": list(claim.sentences),
-        "seconds": round(step.seconds, 2),
-        "seeds": min(claim.study.seeds, len(settings.seeds)),
-        "study": claim.study.id,
+        "seconds": round(plan.seconds(jobs=1), 2),
+        "seeds": min(study.seeds, len(settings.seeds)) if study else 0,
+        "study": study.id if study else None,
         "mode": settings.mode,
     }
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.claim import Claim
 from normkit.lab.runs.folder import differences
 from normkit.lab.runs.judged import Run, judge_claim, read_run, read_verdicts, to_json
+from normkit.lab.untestable import Entry
 
 
-def compare(a: Path, b: Path, claims: Sequence[Claim]) -> dict[str, Any]:
+def compare(a: Path, b: Path, claims: Sequence[Entry]) -> dict[str, Any]:
     """Return the differences of two run folders, JSON-ready.
 
     A verdict is the one its run gave, by the code of that day. Where a run gave none, because it was killed or
@@ -31,7 +31,7 @@ def compare(a: Path, b: Path, claims: Sequence[Claim]) -> dict[str, Any]:
     }
 
 
-def _verdicts(path: Path, run: Run, claims: Sequence[Claim]) -> dict[str, dict[str, Any]]:
+def _verdicts(path: Path, run: Run, claims: Sequence[Entry]) -> dict[str, dict[str, Any]]:
     given = {entry["id"]: entry for entry in read_verdicts(path)}
     late = {c.id: to_json(judge_claim(c, run)) for c in claims if c.id not in given}
     return {name: v for name, v in (late | given).items() if v.get("verdict") or v.get("error")}

@@ -61,6 +61,7 @@ def plan_table(plan: Plan) -> list[str]:
         ]
         for step in plan.steps
     ]
+    rows += [[claim.id, "–", "0", "0", "nothing: not testable"] for claim in plan.untestable]
     return table(["claims", "study", "measurements", "cached", "to measure"], rows)
 
 

@@ -1,0 +1,233 @@
+"""Who is timed. Adding a peer is adding a class here: a name, why it cannot take a case, and its forward.
+
+Backward and training step are made from the forward for all of them alike, through autograd.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import normkit as nk
+from normkit.bench.shapes import EPS, Case, Inputs
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A forward ready to be called; ``into`` holds its results where it writes into given outputs."""
+
+    call: Callable[[], Any]
+    into: tuple[Tensor, ...] | None = None
+
+
+class Peer(ABC):
+    """A contender."""
+
+    name: ClassVar[str]
+    ops: ClassVar[tuple[str, ...]] = ("rms", "layer", "add_rms")
+    given: ClassVar[bool] = False  # writes into an output that exists
+
+    def why_not(self, case: Case) -> str | None:
+        """Return why a case cannot be timed here, or None."""
+        return None
+
+    @abstractmethod
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the forward on these inputs."""
+
+
+class Copy(Peer):
+    """The yardstick: one tensor read, one written, by PyTorch's own copy, whatever the pass."""
+
+    name = "copy"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return y.copy_(x)."""
+        return Prepared(partial(inputs.y.copy_, inputs.x.detach()))
+
+
+class CopyAgain(Copy):
+    """The yardstick once more: what tells the two apart is noise."""
+
+    name = "copy again"
+
+
+class Normkit(Peer):
+    """The module (for the add variant the function), which is what every ratio is taken against."""
+
+    name = "normkit"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return a module's call, with its fresh output."""
+        if inputs.residual is not None:
+            return Prepared(partial(nk.add_rms_norm, inputs.x, inputs.residual, inputs.weight, eps=EPS[case.op]))
+        kind = nk.LayerNorm if case.op == "layer" else nk.RMSNorm
+        return Prepared(partial(_sharing(kind(case.shape.width, eps=EPS[case.op]), inputs), inputs.x))
+
+
+class NormkitInto(Peer):
+    """The function into an output that exists: the kernel without the page faults of new memory."""
+
+    name = "normkit, out="
+    given = True
+
+    def why_not(self, case: Case) -> str | None:
+        """Refuse gradients, and the add variant."""
+        if case.op == "add_rms":
+            return "add_rms_norm has no out="
+        return None if case.which == "forward" else "out= records no gradient"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return rms_norm or layer_norm with out=."""
+        norm, out = nk.layer_norm if case.op == "layer" else nk.rms_norm, torch.full_like(inputs.y, torch.nan)
+        return Prepared(partial(norm, inputs.x, inputs.weight, inputs.bias, eps=EPS[case.op], out=out), (out,))
+
+
+class TorchLayerNorm(Peer):
+    """PyTorch's LayerNorm, a fused kernel."""
+
+    name = "nn.LayerNorm"
+    ops = ("layer",)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the module's call."""
+        return Prepared(partial(_sharing(nn.LayerNorm(case.shape.width, eps=EPS[case.op]), inputs), inputs.x))
+
+
+class TorchRMSNorm(Peer):
+    """PyTorch's RMSNorm, on a CPU a chain of operators."""
+
+    name = "nn.RMSNorm"
+    ops = ("rms",)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the module's call."""
+        return Prepared(partial(_sharing(nn.RMSNorm(case.shape.width, eps=EPS[case.op]), inputs), inputs.x))
+
+
+class TorchAddRMSNorm(Peer):
+    """A residual add and PyTorch's rms_norm."""
+
+    name = "F.rms_norm(x + r)"
+    ops = ("add_rms",)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the two calls as one."""
+        return Prepared(partial(_torch_add_rms, inputs.x, inputs.residual, inputs.weight, EPS[case.op]))
+
+
+class Formula(Peer):
+    """The formula as modelling code of the Hugging Face library has it, eager: upcast, normalise, cast back, weigh."""
+
+    name = "HF formula, eager"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the formula's call."""
+        formula = self._made({"rms": _rms_formula, "layer": _layer_formula, "add_rms": _add_formula}[case.op])
+        tensors = [t for t in (inputs.x, inputs.residual, inputs.weight, inputs.bias) if t is not None]
+        return Prepared(partial(formula, *tensors, EPS[case.op]))
+
+    def _made(self, formula: Callable[..., Any]) -> Callable[..., Any]:
+        return formula
+
+
+class CompiledFormula(Formula):
+    """The same through torch.compile, for exactly these sizes: no guard on a dynamic shape is paid for."""
+
+    name = "HF formula, compiled"
+
+    def _made(self, formula: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(formula, fullgraph=True, dynamic=False)
+
+
+class OnnxRuntime(Peer):
+    """One node in onnxruntime, bound to x and to an output that exists; its idle threads do not spin."""
+
+    name = "onnxruntime"
+    given = True
+
+    def why_not(self, case: Case) -> str | None:
+        """Refuse where it is not installed, and what it has no CPU kernel for."""
+        missing = [package for package in ("onnxruntime", "onnx") if find_spec(package) is None]
+        if missing:
+            return f"not installed: pip install {' '.join(missing)}"
+        if case.which != "forward":
+            return "runs forwards only"
+        if case.dtype == "bfloat16":
+            return "has no bfloat16 kernel for CPUs"
+        return "takes contiguous tensors only" if case.shape.heads else None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return a bound session's run."""
+        from normkit.bench.onnx_session import bound
+
+        return Prepared(*bound(case, inputs))
+
+
+PEERS: tuple[Peer, ...] = (
+    Copy(),
+    CopyAgain(),
+    NormkitInto(),
+    Normkit(),
+    TorchLayerNorm(),
+    TorchRMSNorm(),
+    TorchAddRMSNorm(),
+    Formula(),
+    CompiledFormula(),
+    OnnxRuntime(),
+)
+ALWAYS = (Copy.name, CopyAgain.name, Normkit.name, NormkitInto.name)
+
+
+GIVEN = tuple(peer.name for peer in PEERS if peer.given)
+
+
+def peers_named(names: list[str]) -> tuple[Peer, ...]:
+    """Return the peers of these names, and the yardstick and normkit, which are always there; all for no name.
+
+    Raises:
+        ValueError: for a name that is none.
+    """
+    known = [peer.name for peer in PEERS if peer.name not in ALWAYS]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--peer {name!r}: no such peer; one of {'; '.join(known)}")
+    return tuple(peer for peer in PEERS if not names or peer.name in ALWAYS or peer.name in names)
+
+
+def _sharing(module: nn.Module, inputs: Inputs) -> nn.Module:
+    """Give the module the parameters that all contenders share, so that all take gradients of the same leaves."""
+    module.weight = inputs.weight
+    if inputs.bias is not None:
+        module.bias = inputs.bias
+    return module
+
+
+def _torch_add_rms(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    assert residual is not None
+    s = x + residual
+    return F.rms_norm(s, (s.shape[-1],), weight, eps), s
+
+
+def _rms_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _layer_formula(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    d = wide - wide.mean(-1, keepdim=True)
+    return weight * (d * torch.rsqrt(d.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) + bias
+
+
+def _add_formula(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    s = x + residual
+    return _rms_formula(s, weight, eps), s

@@ -1,0 +1,47 @@
+"""What a kernel is asked, and what a kernel is: the contract between the registry and what it chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from normkit.spec import NormSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x."""
+
+    spec: NormSpec
+    x: Tensor
+    axes: tuple[int, ...]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    gated: bool = False
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A way to compute row norms.
+
+    Args:
+        name: how `use`, `explain` and reports call it.
+        refuses: returns why it cannot take a request, or None if it can.
+        forward: (x, spec, weight, bias, axes=, eps=, out=, keep=) → (y, statistics or None).
+        add_forward: (x, residual, spec, weight, bias, alpha=, beta=, axes=, eps=, keep=) → (y, sum, statistics or
+            None).
+        backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
+        quick: (request) → a function of (x, weight, bias, eps) for contiguous rows of these dtypes, without gradients.
+    """
+
+    name: str
+    refuses: Callable[[Request], str | None]
+    forward: Callable[..., Any]
+    add_forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    quick: Callable[[Request], Callable[..., Tensor]]

@@ -1,0 +1,56 @@
+"""From a kernel written in Python to relocatable machine code that needs neither Numba nor Python to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+ENTRY = "normkit_kernel"
+
+
+def compile_kernel(function: Callable[[Any], None]) -> bytes:
+    """Compile ``function(address of the argument block)`` with Numba and return an object file with one symbol.
+
+    Numba's own module carries error paths that call back into Python; here they are unreachable (no exception is raised
+    in a kernel), so linking a plain entry point and dropping what it does not reach leaves pure machine code.
+    """
+    import llvmlite.binding as llvm
+    from numba.core import types
+    from numba.core.compiler import Flags, compile_extra
+    from numba.core.registry import cpu_target
+
+    flags: Any = Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.nrt = False
+    flags.error_model = "numpy"
+    result = compile_extra(
+        cpu_target.typing_context, cpu_target.target_context, function, (types.intp,), types.void, flags, {}
+    )
+    module = llvm.parse_assembly(str(result.library._final_module))
+    name = result.fndesc.mangled_name
+    entry = f'''
+target triple = "{module.triple}"
+declare i32 @"{name}"(ptr, ptr, i64)
+define void @{ENTRY}(i64 %block) {{
+  %unused = alloca ptr
+  %error = alloca ptr
+  %status = call i32 @"{name}"(ptr %unused, ptr %error, i64 %block)
+  ret void
+}}'''
+    module.link_in(llvm.parse_assembly(entry))
+    for function_ref in module.functions:
+        if not function_ref.is_declaration and function_ref.name != ENTRY:
+            function_ref.linkage = "internal"
+    machine = target_machine()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def target_machine() -> Any:
+    """Return code generation for this very processor."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic")

@@ -1,0 +1,1 @@
+"""Run folders: plan, measure in workers, resume, judge."""
