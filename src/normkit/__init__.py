@@ -37,11 +37,13 @@ from normkit.conventions import TORCH_RMS_NORM as TORCH_RMS_NORM
 from normkit.conventions import WEIGHTLESS_RMS as WEIGHTLESS_RMS
 from normkit.coverage import COVERAGE as COVERAGE
 from normkit.coverage import Coverage as Coverage
+from normkit.functional import Explanation as Explanation
 from normkit.functional import add_layer_norm as add_layer_norm
 from normkit.functional import add_rms_norm as add_rms_norm
 from normkit.functional import batch_norm as batch_norm
 from normkit.functional import derf as derf
 from normkit.functional import dyt as dyt
+from normkit.functional import explain as explain
 from normkit.functional import gated_rms_norm as gated_rms_norm
 from normkit.functional import group_norm as group_norm
 from normkit.functional import instance_norm as instance_norm

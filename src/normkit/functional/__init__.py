@@ -1,5 +1,7 @@
 """What people call. Row norms, residual and gated forms, norms across positions, pointwise stand-ins."""
 
+from normkit.functional.explain import Explanation as Explanation
+from normkit.functional.explain import explain as explain
 from normkit.functional.gated import gated_rms_norm as gated_rms_norm
 from normkit.functional.pointwise import derf as derf
 from normkit.functional.pointwise import dyt as dyt

@@ -113,6 +113,9 @@ class Claim:
         explanation: why it comes out so.
         corrected: the rule for the corrected sentence, where the literal one cannot hold.
         correction: the corrected sentence; required with ``corrected``.
+        planted: where the claim may well fail: a control with the effect planted in it, on which the same judgement
+            must hold. It takes the negative control's place when the verdict is *fails*, which a control that must
+            fail says nothing about.
     """
 
     id: str
@@ -130,11 +133,13 @@ class Claim:
     explanation: Explanation
     corrected: Rule | None = None
     correction: str = ""
+    planted: Control | None = None
 
     def __post_init__(self) -> None:
         assert (self.corrected is None) == (self.correction == ""), f"{self.id}: rule and words go together"
         assert set(self.control.plays) == set(self.plays), f"{self.id}: the control fills the same roles"
         assert dict(self.control.plays) != dict(self.plays), f"{self.id}: a control that changes nothing"
+        assert self.planted is None or set(self.plays) <= set(self.planted.plays), f"{self.id}: roles left empty"
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,9 @@ class Evidence:
         self.seeds: tuple[int, ...] = tuple(sorted({s for runs in self._by_arm.values() for s in runs}))
 
     def arm(self, path: str) -> str:
-        """Return the name of the arm behind a path."""
+        """Return the name of the arm behind a path. A whole path among the roles stands for itself alone."""
+        if path in self._plays:
+            return self._plays[path]
         role, _, rest = path.partition("/")
         if role not in self._plays:
             raise KeyError(f"no role {role!r}; roles are {sorted(self._plays)}")

@@ -66,8 +66,16 @@ def _refuses_tensors(request: Request) -> str | None:
 
 def _contiguous(request: Request) -> bool:
     x = request.x
-    last = request.axes == (x.dim() - 1,) and x.is_contiguous()
-    return last and request.residual is None and _is_row(request.weight, x) and _is_row(request.bias, x)
+    return _all_contiguous(x, request.axes, request.weight, request.bias, request.residual)
+
+
+def _all_contiguous(
+    x: Tensor, axes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> bool:
+    """Say whether x and the residual are contiguous with rows along the last axis, and the parameters single rows."""
+    if axes != (x.dim() - 1,) or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
+        return False
+    return _is_row(weight, x) and _is_row(bias, x)
 
 
 def layout_of(
@@ -108,7 +116,8 @@ def forward(
     y = torch.empty(x.shape, dtype=kinds.y) if out is None else out
     if axes == (x.dim() - 1,) and x.is_contiguous() and y.is_contiguous() and _is_row(weight, x) and _is_row(bias, x):
         stats = launch.new_statistics(spec, x.numel() // x.shape[-1]) if keep else None
-        launch.forward_contiguous(launch.forward_code(spec, kinds), x, weight, bias, eps, y, stats)
+        code = launch.forward_code(spec, kinds)
+        launch.forward_contiguous(code, x, weight, bias, eps, y, stats, given=out is not None)
         return y, stats
     rows = launch.lay_out(axes, (x, weight, bias, y, None, None), x.shape)
     if rows is None:  # an out= whose outer axes do not fold with x's to three
@@ -116,7 +125,7 @@ def forward(
         return y if out is None else out.copy_(y), stats
     stats = launch.new_statistics(spec, rows.count) if keep else None
     code = launch.forward_code(spec, replace(kinds, packed=rows.packed))
-    launch.forward(code, rows, eps, x, weight, bias, y, stats)
+    launch.forward(code, rows, eps, x, weight, bias, y, stats, given=out is not None)
     return y, stats
 
 
@@ -172,7 +181,9 @@ def add_forward(
     stream = torch.promote_types(x.dtype, residual.dtype)
     s, y_dtype = torch.empty(x.shape, dtype=stream), result_dtype(spec, x.dtype, w, b)
     y = torch.empty(x.shape, dtype=y_dtype)
-    rows = _laid_out(axes, (s, weight, bias, y, x, residual), x)
+    tensors = (s, weight, bias, y, x, residual)
+    plain = _all_contiguous(x, axes, weight, bias, residual)
+    rows = launch.contiguous_rows(x, tensors) if plain else _laid_out(axes, tensors, x)
     kinds = launch.Kinds(stream, w, b, y_dtype, x.dtype, residual.dtype, rows.packed)
     code = launch.forward_code(spec, kinds)
     stats = launch.new_statistics(spec, rows.count) if keep else None

@@ -166,8 +166,9 @@ def backward_code(
 
 
 # Beyond this many bytes read and written, y leaves the cache before anybody reads it, and writing past the cache saves
-# the read of each line that is overwritten. Within it the same stores cost 1.4 times as much (59 against 43 µs at
-# 512 × 768).
+# the read of each line that is overwritten: 1.4–1.5 times as fast at 128–256 MiB into a given output. Within it the
+# same stores cost 1.4 times as much (59 against 43 µs at 512 × 768), and so they do into fresh memory of any size,
+# whose pages the system has just zeroed through the cache (`python benchmarks/past.py`).
 PAST_FROM = 1 << 26
 
 
@@ -237,13 +238,23 @@ def _at(t: Tensor | None) -> int:
 
 
 def forward_contiguous(
-    code: Code, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, y: Tensor, stats: Tensor | None
+    code: Code,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    y: Tensor,
+    stats: Tensor | None,
+    given: bool = False,
 ) -> None:
-    """Run over a contiguous x whose last axis is the row, with parameters of one row: nothing to fold."""
+    """Run over a contiguous x whose last axis is the row, with parameters of one row: nothing to fold.
+
+    ``given`` says that y is the caller's; a fresh y is never written past the cache (see `PAST_FROM`).
+    """
     width = x.shape[-1]
     rows = x.numel() // width
     step, out = width * x.element_size(), width * y.element_size()
-    past = int(rows * (step + out) >= PAST_FROM and out % 64 == 0 and y.data_ptr() % 64 == 0)
+    past = int(given and rows * (step + out) >= PAST_FROM and out % 64 == 0 and y.data_ptr() % 64 == 0)
 
     def block(counter: int, piece: int) -> bytes:
         return _FORWARD.pack(
@@ -268,6 +279,7 @@ def forward(
     residual: Tensor | None = None,
     alpha: float = 1.0,
     beta: float = 1.0,
+    given: bool = False,
 ) -> None:
     """Run over rows as laid out for (x, weight, bias, y, branch, residual); x receives the sum where there is one."""
     tensors = (x, weight, bias, y, branch, residual)
@@ -275,7 +287,7 @@ def forward(
     out = rows.width * y.element_size()
     size = rows.count * (out + rows.width * x.element_size())
     aligned = y.data_ptr() % 64 == 0 and all(s % 64 == 0 for s in rows.steps[3])
-    past = int(size >= PAST_FROM and aligned and out % 64 == 0 and not rows.packed)
+    past = int(given and size >= PAST_FROM and aligned and out % 64 == 0 and not rows.packed)
     threads = rows.threads()
     scratch = rows.scratch(threads)
 

@@ -317,6 +317,15 @@ CLAIMS: tuple[Claim, ...] = (
             text="The warm-up taken away: the runs without it play both parts, and bear no more than themselves.",
             plays={"with": "post/warmup-0", "without": "post/warmup-0"},
         ),
+        planted=Control(
+            text="At the middle rate of the decade the runs without warm-up are replaced by their own runs at its "
+            "upper end, which Post-Norm does not bear: the same judgement must now find that warm-up raises the rate.",
+            plays={
+                "with": f"post/warmup-{WARMUP}",
+                "without": "post/warmup-0",
+                f"without/lr-{DECADE[1]:g}": f"post/warmup-0/lr-{DECADE[2]:g}",
+            },
+        ),
         summary=_d_summary,
         figures=lambda e: [
             share_chart(e, {"without": "Post, no warm-up", "with": f"Post, warm-up {WARMUP}"}),

@@ -134,7 +134,10 @@ def _claim(claim: Claim, judged: Judged, run: Run, anchor: str) -> ClaimView:
         rules=tuple(_rules(claim, judgement)),
         control_badge=badge(control) if control else None,
         control_rules=tuple(_rules(claim, control)) if control else (),
-        roles=tuple((role, arm, claim.control.plays[role]) for role, arm in claim.plays.items()),
+        roles=tuple(
+            (role, claim.plays.get(role, "as its role"), arm)
+            for role, arm in (judged.control or claim.control).plays.items()
+        ),
         figures=tuple(_figures(claim, judged.evidence, anchor)) if judged.evidence and judgement else (),
         command=command(claim, run.settings),
         cost=f"{len(ours)} measurements, {number(sum(m.seconds for m in ours), 3)} s" if ours else "",

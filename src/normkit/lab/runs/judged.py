@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.claim import Claim, Evidence, Measurement, Study
+from normkit.lab.claim import Claim, Control, Evidence, Measurement, Study
 from normkit.lab.runs.lines import RunError, jsonable, parse
 from normkit.lab.settings import Settings
 from normkit.lab.untestable import Entry
@@ -58,9 +58,10 @@ class Judged:
     """A claim with its verdict, its control's verdict, and the evidence of both.
 
     ``judgement`` is None as long as ``missing`` names measurements ("arm, seed 3"), or when judging itself raised,
-    in which case ``error`` says how. ``flipped`` says whether the control's verdict is the opposite one; None
-    without both verdicts. ``error`` also carries the reason why a claim's measurements could not be made. A sentence
-    that cannot be tested has its verdict from the start, with neither evidence nor control.
+    in which case ``error`` says how. ``control`` is the control that was judged. ``flipped`` says whether the
+    control's verdict is the opposite one; None without both verdicts. ``error`` also carries the reason why a
+    claim's measurements could not be made. A sentence that cannot be tested has its verdict from the start, with
+    neither evidence nor control.
     """
 
     claim: Entry
@@ -71,6 +72,7 @@ class Judged:
     control_evidence: Evidence | None
     missing: tuple[str, ...] = ()
     error: str = ""
+    control: Control | None = None
 
 
 def read_run(folder: Path) -> Run:
@@ -164,11 +166,14 @@ def judge_claim(claim: Entry, run: Run) -> Judged:
         return Judged(claim, None, None, None, None, None, missing=missing, error=error)
     ours = [measured[cell] for cell in wanted]
     evidence, judgement, error = _judge(claim, ours, claim.plays, run.settings)
-    control_evidence, control, control_error = _judge(claim, ours, claim.control.plays, run.settings)
+    chosen = claim.control
+    if claim.planted is not None and judgement is not None and judgement.verdict is Verdict.FAILS:
+        chosen = claim.planted
+    control_evidence, control, control_error = _judge(claim, ours, chosen.plays, run.settings)
     flipped = flips(judgement.verdict, control.verdict) if judgement and control else None
     if not error and control_error:
         error = f"in the control: {control_error}"
-    return Judged(claim, judgement, control, flipped, evidence, control_evidence, error=error)
+    return Judged(claim, judgement, control, flipped, evidence, control_evidence, error=error, control=chosen)
 
 
 def _judge(

@@ -1,0 +1,76 @@
+"""Which kernel a call would run, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normkit import ops
+from normkit.checks import align_parameter, check_axes, check_float
+from normkit.kernels import registry
+from normkit.kernels.contract import Request
+from normkit.spec import NormSpec
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` returns; printing it reads as a sentence.
+
+    Args:
+        kernel: the name of what would compute the call: ``"cpu"`` or ``"reference"``.
+        reason: why that one.
+        rejected: (kernel, why not) for those that were passed over.
+        batch_invariant: whether a row's bits depend on that row alone, not on batch size, position or threads.
+    """
+
+    kernel: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...]
+    batch_invariant: bool
+
+    def __str__(self) -> str:
+        over = "".join(f"; not {name}: {why}" for name, why in self.rejected)
+        own = "A row's bits depend on that row alone"
+        bits = own if self.batch_invariant else "An error bound is promised, not bits"
+        return f"{self.kernel} ({self.reason}){over}. {bits}."
+
+
+def explain(
+    x: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    axis: int | Sequence[int] = -1,
+    residual: Tensor | None = None,
+) -> Explanation:
+    """Say which kernel would compute ``spec`` on ``x`` here and now, and why.
+
+    Args:
+        x, weight, bias, axis: as for `normkit.rms_norm` or `normkit.layer_norm`.
+        spec: the conventions.
+        residual: as for `normkit.add_rms_norm`, where one is added.
+
+    Raises:
+        TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call.
+
+    Example:
+        >>> import torch, normkit as nk
+        >>> nk.explain(torch.zeros(2, 8, dtype=torch.float64), nk.LLAMA).kernel
+        'reference'
+        >>> nk.explain(torch.zeros(2, 8), nk.LLAMA).batch_invariant
+        True
+    """
+    check_float(x, "explain")
+    axes = check_axes(axis, x, "explain")
+    w, b = (align_parameter(p, x, axes, "explain", what) for p, what in ((weight, "weight"), (bias, "bias")))
+    if ops.watched():
+        return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
+    if not all(map(ops.plain, (x, w, b, residual))):
+        registry.check_reference("a tensor is no ordinary CPU tensor with memory")
+        return Explanation("reference", "a tensor is no ordinary CPU tensor with memory", (), False)
+    decision = registry.choose(Request(spec, x, axes, w, b, residual, gated=spec.gate != "none"))
+    name = decision.kernel.name
+    return Explanation(name, decision.reason, decision.rejected, batch_invariant=name != "reference")

@@ -1,0 +1,51 @@
+"""Which kernel runs, and why, said beforehand."""
+
+import pytest
+import torch
+
+import normkit as nk
+from rows import randn
+
+
+def test_an_ordinary_call_runs_fused():
+    told = nk.explain(randn(4, 32), nk.LLAMA, randn(32))
+    assert (told.kernel, told.rejected, told.batch_invariant) == ("cpu", (), True)
+    assert "A row's bits depend on that row alone" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("x", "spec", "why"),
+    [
+        (torch.zeros(2, 8, dtype=torch.float64), nk.LLAMA, "float64"),
+        (torch.zeros(2, 8), nk.GEMMA3N, "1/√"),
+        (torch.zeros(2, 8), nk.MAMBA2, "gated"),
+        (torch.zeros(0, 8), nk.LLAMA, "empty"),
+    ],
+)
+def test_what_no_kernel_takes_is_the_reference_with_the_reason(x: torch.Tensor, spec: nk.NormSpec, why: str):
+    told = nk.explain(x, spec)
+    assert told.kernel == "reference"
+    assert not told.batch_invariant
+    ((name, reason),) = told.rejected
+    assert name == "cpu"
+    assert why in reason
+    assert reason in str(told)
+
+
+def test_under_a_transform_the_reference_runs():
+    seen: list[nk.Explanation] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(nk.explain(x, nk.LLAMA))
+        return nk.rms_norm(x)
+
+    torch.func.vmap(look)(randn(2, 3, 8))
+    assert seen[0].kernel == "reference"
+    assert nk.explain(torch.zeros(2, 8, device="meta"), nk.LLAMA).kernel == "reference"
+
+
+def test_a_backend_asked_for_by_name_says_why_it_cannot():
+    with nk.use("reference"):
+        assert nk.explain(randn(2, 8), nk.LLAMA).reason == "asked for by name"
+    with nk.use("cpu"), pytest.raises(ValueError, match="float64"):
+        nk.explain(torch.zeros(2, 8, dtype=torch.float64), nk.LLAMA)
