@@ -51,3 +51,10 @@ def test_names_are_unique_and_one_study_id_is_one_study(module: ModuleType):
     twin = replace(second, study=replace(second.study, seeds=4))
     with pytest.raises(AssertionError, match="two studies steady"):
         collect([SimpleNamespace(__name__="a", CLAIMS=(first, twin))])  # type: ignore[list-item]
+
+
+def test_a_name_without_its_letter_means_the_family():
+    assert [c.id for c in find(["f3"])] == ["F3a", "F3b", "F3c", "F3d"]
+    assert [c.id for c in find(["D1"])] == ["D1"]  # an id of its own is itself alone
+    with pytest.raises(UnknownClaimError, match="'F'"):
+        find(["F"])

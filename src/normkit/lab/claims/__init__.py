@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -57,14 +58,20 @@ def collect(modules: Sequence[ModuleType]) -> list[tuple[Entry, str]]:
 def select(found: Sequence[tuple[Entry, str]], ids: Sequence[str]) -> list[tuple[Entry, str]]:
     """Return the entries whose claims are named, upper or lower case; all when none is named.
 
+    A name without its last letter means the whole family: ``F3`` is F3a, F3b, …
+
     Raises:
         UnknownClaimError: naming the ids that come near.
     """
     known = {claim.id.lower(): claim.id for claim, _ in found}
-    unknown = [name for name in ids if name.lower() not in known]
+    named = {low: {name} for low, name in known.items()}
+    for low, name in known.items():
+        if re.fullmatch(r".*\d[a-z]", low) and low[:-1] not in known:
+            named.setdefault(low[:-1], set()).add(name)
+    unknown = [name for name in ids if name.lower() not in named]
     if unknown:
         raise UnknownClaimError("; ".join(_unknown(name, known) for name in unknown))
-    wanted = {known[name.lower()] for name in ids}
+    wanted = {claim for name in ids for claim in named[name.lower()]}
     return [entry for entry in found if not ids or entry[0].id in wanted]
 
 
