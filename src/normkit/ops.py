@@ -7,8 +7,8 @@
 (c) Otherwise the kernel runs directly.
 
 ``torch.library.custom_op`` is not used for this: forward mode through it returns zeros without an error, double
-backward is wrong with a warning, functorch raises, and a call costs 10–21 µs where (b) costs 5 and (c) less than 1
-(torch 2.13).
+backward is wrong with a warning, functorch raises (torch 2.13), and its dispatch alone costs more than a small norm.
+`python benchmarks/launch.py` prints what the parts of a call cost here.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _add_reference(
 
 
 class _Norm(torch.autograd.Function):
-    """The fused norm as autograd sees it. Old-style, with ctx in forward: the setup_context form costs 14 µs more."""
+    """The fused norm as autograd sees it. Old-style, ctx in forward: the setup_context form costs more per call."""
 
     @staticmethod
     def forward(
@@ -239,12 +239,7 @@ class _Norm(torch.autograd.Function):
         x, weight, bias, stats = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
-            grads = _differentiable(
-                lambda a, w, b: reference.normalize(a, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps),
-                (x, weight, bias),
-                wanted,
-                (dy,),
-            )
+            grads = _through_reference(ctx, (x, weight, bias), wanted, dy)
         else:
             grads = ctx.kernel.backward(x, ctx.spec, weight, bias, dy, stats, axes=ctx.axes, wanted=wanted)
         return (*grads, None, None, None, None)
@@ -273,7 +268,7 @@ class _AddNorm(torch.autograd.Function):
         ctx.save_for_backward(s, weight, bias, stats)
         ctx.set_materialize_grads(False)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel, ctx.scales = spec, axes, eps, kernel, (alpha, beta)
-        ctx.dtypes = (x.dtype, residual.dtype, y.dtype)
+        ctx.dtypes = (x.dtype, residual.dtype)
         return y, s
 
     @staticmethod
@@ -281,21 +276,15 @@ class _AddNorm(torch.autograd.Function):
         dy, ds = gradients
         s, weight, bias, stats = ctx.saved_tensors
         alpha, beta = ctx.scales
-        dtype_x, dtype_residual, _ = ctx.dtypes
+        dtype_x, dtype_residual = ctx.dtypes
         want_x, want_residual, want_w, want_b = ctx.needs_input_grad[:4]
         want_s = want_x or want_residual
         total, dw, db = ds, None, None
         if dy is not None:
             if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, ds, s, weight))):
-                grads = _differentiable(
-                    lambda a, w, b: reference.normalize(
-                        a, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, out_dtype=dtype_x
-                    ),
-                    (s, weight, bias),
-                    (want_s, want_w, want_b),
-                    (dy,),
+                through, dw, db = _through_reference(
+                    ctx, (s, weight, bias), (want_s, want_w, want_b), dy, out_dtype=dtype_x
                 )
-                through, dw, db = grads
                 total = through if ds is None or through is None else through + ds
             else:
                 total, dw, db = ctx.kernel.backward(
@@ -321,10 +310,14 @@ def _scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor |
     return (total if factor == 1 else total * factor).to(dtype)
 
 
-def _differentiable(
-    function: Any, inputs: tuple[Tensor | None, ...], wanted: tuple[bool, ...], upstream: tuple[Tensor, ...]
+def _through_reference(
+    ctx: Any,
+    inputs: tuple[Tensor | None, ...],
+    wanted: tuple[bool, ...],
+    dy: Tensor,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference at saved inputs, keeping the graph: the way to second derivatives."""
+    """Differentiate the reference at saved (x or sum, weight, bias): the way to second derivatives."""
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a leaf's own gradient is not what is asked for, while its graph stays connected.
@@ -332,7 +325,9 @@ def _differentiable(
             None if t is None else (t.view_as(t) if t.requires_grad else t.detach().requires_grad_(w))
             for t, w in zip(inputs, wanted, strict=True)
         )
-        y = function(*leaves)
+        x, w, b = leaves
+        assert x is not None
+        y = reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, out_dtype=out_dtype)
         asked = [t for t, w in zip(leaves, wanted, strict=True) if w and t is not None]
-        found = iter(torch.autograd.grad(y, asked, upstream, create_graph=keep_graph, allow_unused=True))
+        found = iter(torch.autograd.grad(y, asked, dy, create_graph=keep_graph, allow_unused=True))
     return tuple(next(found) if w and t is not None else None for t, w in zip(leaves, wanted, strict=True))
