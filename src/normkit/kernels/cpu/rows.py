@@ -92,34 +92,23 @@ def _make_forward(spec: NormSpec, kinds: Kinds) -> Code:
     between = torch.float32  # of the product, before the bias: a gain formed in float32 keeps it there
     if kinds.w is not None and spec.weight != "one_plus":
         between = torch.promote_types(first or kinds.x, kinds.w)
-    tags = {
-        "X": NAMES[kinds.x],
+    tags = _common_tags(spec, kinds) | {
         "A": NAMES[kinds.branch or kinds.x],
         "Q": NAMES[kinds.residual or kinds.x],
-        "R": NAMES[first or kinds.x],
         "P": NAMES[between],
-        "W": NAMES[kinds.w or torch.float32],
         "B": NAMES[kinds.b or torch.float32],
         "Y": NAMES[kinds.y],
-        "centered": _flag(spec.centered),
-        "sum": _flag(spec.statistic == "sum"),
         "added": _flag(kinds.residual is not None),
-        "has_w": _flag(kinds.w is not None),
-        "plus": _flag(spec.weight == "one_plus"),
-        "plus_rounded": _flag(spec.weight == "one_plus_rounded"),
-        "first": _flag(first is not None),
         "has_b": _flag(kinds.b is not None),
         "past": _flag(kinds.y == torch.float32 and not kinds.packed),
-        "packed": _flag(kinds.packed),
     }
 
-    def make() -> Callable[[Any], None]:
+    def make(tag: Any) -> Callable[[Any], None]:
         from normkit.kernels.cpu.forward import RowTags, forward_kernel
-        from normkit.kernels.cpu.tags import Tag
 
-        return forward_kernel(RowTags(**{name: Tag(value) for name, value in tags.items()}))
+        return forward_kernel(RowTags(**{name: tag(value) for name, value in tags.items()}))
 
-    return _code("forward " + " ".join(f"{k}={v}" for k, v in tags.items()), make)
+    return _tagged("forward", tags, make)
 
 
 def backward_code(
@@ -134,35 +123,51 @@ def backward_code(
     key = ("backward", spec, kinds, dy, dx, extra, wanted)
     code = _codes.get(key)
     if code is None:
-        first = rounds_first(spec, kinds.branch or kinds.x, kinds.w)
-        tags = {
-            "X": NAMES[kinds.x],
+        tags = _common_tags(spec, kinds) | {
             "G": NAMES[dy],
-            "R": NAMES[first or kinds.x],
-            "W": NAMES[kinds.w or torch.float32],
             "D": NAMES[dx],
             "E": NAMES[extra or kinds.x],
-            "centered": _flag(spec.centered),
-            "sum": _flag(spec.statistic == "sum"),
-            "has_w": _flag(kinds.w is not None),
-            "plus": _flag(spec.weight == "one_plus"),
-            "plus_rounded": _flag(spec.weight == "one_plus_rounded"),
-            "first": _flag(first is not None),
             "added": _flag(extra is not None),
             "want_x": _flag(wanted[0]),
             "want_w": _flag(wanted[1]),
             "want_b": _flag(wanted[2]),
-            "packed": _flag(kinds.packed),
         }
 
-        def make() -> Callable[[Any], None]:
+        def make(tag: Any) -> Callable[[Any], None]:
             from normkit.kernels.cpu.backward import GradTags, backward_kernel
-            from normkit.kernels.cpu.tags import Tag
 
-            return backward_kernel(GradTags(**{name: Tag(value) for name, value in tags.items()}))
+            return backward_kernel(GradTags(**{name: tag(value) for name, value in tags.items()}))
 
-        code = _codes[key] = _code("backward " + " ".join(f"{k}={v}" for k, v in tags.items()), make)
+        code = _codes[key] = _tagged("backward", tags, make)
     return code
+
+
+def _common_tags(spec: NormSpec, kinds: Kinds) -> dict[str, str]:
+    """Return what a forward and its backward are both compiled for."""
+    first = rounds_first(spec, kinds.branch or kinds.x, kinds.w)
+    return {
+        "X": NAMES[kinds.x],
+        "R": NAMES[first or kinds.x],
+        "W": NAMES[kinds.w or torch.float32],
+        "centered": _flag(spec.centered),
+        "sum": _flag(spec.statistic == "sum"),
+        "has_w": _flag(kinds.w is not None),
+        "plus": _flag(spec.weight == "one_plus"),
+        "plus_rounded": _flag(spec.weight == "one_plus_rounded"),
+        "first": _flag(first is not None),
+        "packed": _flag(kinds.packed),
+    }
+
+
+def _tagged(kind: str, tags: dict[str, str], make: Callable[[Any], Callable[[Any], None]]) -> Code:
+    """Return the code of a kind and its tags; ``make`` is given the tag class, which only compiling needs."""
+
+    def kernel() -> Callable[[Any], None]:
+        from normkit.kernels.cpu.tags import Tag
+
+        return make(Tag)
+
+    return _code(f"{kind} " + " ".join(f"{k}={v}" for k, v in tags.items()), kernel)
 
 
 # Beyond this many bytes read and written, y leaves the cache before anybody reads it, and writing past the cache saves
