@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit import ops
 from normkit.bench.table import microseconds
 from normkit.bench.timing import Contender, interleave
 from normkit.conventions import TORCH_RMS_NORM
 from normkit.kernels import registry
 from normkit.kernels.cpu import kernel
 from normkit.kernels.registry import Request
+from normkit.ops import rows as ops
 
 WIDTH, ROUNDS = 4096, 31
 

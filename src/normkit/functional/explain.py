@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normkit import ops
 from normkit.checks import align_parameter, check_axes, check_float
 from normkit.kernels import registry
 from normkit.kernels.contract import Request
+from normkit.ops.watch import plain, watched
 from normkit.spec import NormSpec
 
 
@@ -66,9 +66,9 @@ def explain(
     check_float(x, "explain")
     axes = check_axes(axis, x, "explain")
     w, b = (align_parameter(p, x, axes, "explain", what) for p, what in ((weight, "weight"), (bias, "bias")))
-    if ops.watched():
+    if watched():
         return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
-    if not all(map(ops.plain, (x, w, b, residual))):
+    if not all(map(plain, (x, w, b, residual))):
         registry.check_reference("a tensor is no ordinary CPU tensor with memory")
         return Explanation("reference", "a tensor is no ordinary CPU tensor with memory", (), False)
     decision = registry.choose(Request(spec, x, axes, w, b, residual, gated=spec.gate != "none"))

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from normkit import ops
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import GATED_RMS
 from normkit.functional.rows import check_parameters
+from normkit.ops.rows import normalize
 from normkit.spec import NormSpec
 
 
@@ -78,7 +78,7 @@ def gated_rms_norm(
     if gate is None:
         spec = replace(spec, gate="none", activation="none")
     grouped = (width // size, size)
-    y = ops.normalize(
+    y = normalize(
         x.unflatten(-1, grouped),
         spec,
         None if w is None else _grouped(w, grouped),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normkit import ops
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional.rows import check_parameters
+from normkit.ops.residual import add_normalize
 from normkit.spec import NormSpec
 
 
@@ -126,6 +126,4 @@ def _add_norm(
     axes = (x.dim() - 1,)
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
-    return ops.add_normalize(
-        x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number
-    )
+    return add_normalize(x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normkit import ops
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, eps_value
 from normkit.conventions import L2_NORM, SCALE_NORM, TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.kernels.rounding import result_dtype
+from normkit.ops import rows as ops
 from normkit.spec import NormSpec
 
 

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import normkit as nk
-from normkit import ops
 from normkit.kernels.cpu import rows as launch
 from normkit.kernels.cpu.kernel import CPU
+from normkit.ops import watch
 from rows import plain_norm, randn
 
 Function = Callable[..., Tensor]
@@ -233,11 +233,11 @@ def test_inference_mode_leaves_the_kernels_to_others(kind: str):
     """The first call of a process may come from inside: what an ordinary tensor is must not be learnt there."""
     code = f"""
 import torch, normkit as nk
-from normkit import ops
+from normkit.ops import watch
 with torch.inference_mode():
     y = nk.{kind}_norm(torch.ones(2, 4))
-    assert y.is_inference() and ops.plain(y)
-assert ops.plain(torch.ones(2)) and ops.plain(y)
+    assert y.is_inference() and watch.plain(y)
+assert watch.plain(torch.ones(2)) and watch.plain(y)
 with nk.use("cpu"):
     nk.{kind}_norm(torch.ones(2, 4))
     nk.{kind}_norm(y)
@@ -247,17 +247,17 @@ with nk.use("cpu"):
 
 def test_what_has_no_memory_is_not_plain():
     x = torch.randn(4, 4)
-    assert ops.plain(x)
-    assert ops.plain(torch.nn.Parameter(x))
-    assert ops.plain(None)
+    assert watch.plain(x)
+    assert watch.plain(torch.nn.Parameter(x))
+    assert watch.plain(None)
     imaginary = torch.randn(4, dtype=torch.complex64).conj().imag
     assert imaginary.is_neg()
     with FakeTensorMode():
         fake = torch.empty(4)
     for t in (x.to("meta"), x.to_sparse(), imaginary, fake, torch._efficientzerotensor(4)):
-        assert not ops.plain(t)
+        assert not watch.plain(t)
     seen: list[bool] = []
-    vmap(lambda t: seen.append(ops.plain(t)) or t)(x)
+    vmap(lambda t: seen.append(watch.plain(t)) or t)(x)
     assert seen == [False]
 
 

@@ -1,0 +1,32 @@
+"""Whether a kernel may write straight into the caller's ``out=``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def may_write(out: Tensor, x: Tensor, *parameters: Tensor | None) -> bool:
+    """Say whether a kernel may write rows into ``out`` while it reads its inputs.
+
+    Over x itself it may, element for element; over anything else it would read what it has just written.
+    """
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("out= is an inference tensor, which may be written under torch.inference_mode() only")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        return False  # copy_ refuses: two elements of out share their memory
+    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride() and out.dtype == x.dtype
+    inputs = parameters if same else (x, *parameters)
+    return not any(t is not None and _overlap(out, t) for t in inputs)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Say whether the memory from first to last element of each meets; views of one NumPy array are seen, too."""
+    low_a, high_a = _span(a)
+    low_b, high_b = _span(b)
+    return low_a < high_b and low_b < high_a
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()

@@ -1,0 +1,126 @@
+"""A residual add and norm as PyTorch sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.kernels import reference
+from normkit.kernels.contract import Request
+from normkit.kernels.registry import REFERENCE
+from normkit.kernels.rounding import round_to
+from normkit.kernels.statistics import accumulation_dtype
+from normkit.ops.through import through_reference
+from normkit.ops.watch import choose, needs_grad, plain, watched
+from normkit.spec import NormSpec
+
+
+def add_normalize(
+    x: Tensor,
+    residual: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    alpha: float,
+    beta: float,
+    axes: tuple[int, ...],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``s = α·residual + β·x`` and s itself, rounded before its statistic is taken."""
+    if not watched():
+        request = Request(spec, x, axes, weight, bias, residual=residual)
+        kernel = choose(request, x, residual, weight, bias)
+        if kernel is not REFERENCE:
+            if needs_grad(x, residual, weight, bias):
+                return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel)  # type: ignore[no-any-return]
+            y, s, _ = kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
+            return y, s
+    return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
+
+
+def _add_reference(
+    x: Tensor,
+    residual: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    alpha: float,
+    beta: float,
+    axes: tuple[int, ...],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    stream = torch.promote_types(x.dtype, residual.dtype)
+    wide = accumulation_dtype(stream)
+    # Scales of 1 are left out, so that the sum is the plain sum; α·r + β·x is formed wide and then rounded.
+    scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
+    branch = x.to(wide) if beta == 1 else x.to(wide) * beta
+    s = round_to(scaled + branch, stream)
+    return reference.normalize(s, spec, weight, bias, axes=axes, eps=eps, out_dtype=x.dtype), s
+
+
+class _AddNorm(torch.autograd.Function):
+    """The fused residual add and norm as autograd sees it: saves the sum, from which both gradients follow."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        spec: NormSpec,
+        axes: tuple[int, ...],
+        eps: float,
+        alpha: float,
+        beta: float,
+        kernel: Any,
+    ) -> tuple[Tensor, Tensor]:
+        y, s, stats = kernel.add_forward(
+            x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, keep=True
+        )
+        ctx.save_for_backward(s, weight, bias, stats)
+        ctx.set_materialize_grads(False)
+        ctx.spec, ctx.axes, ctx.eps, ctx.kernel, ctx.scales = spec, axes, eps, kernel, (alpha, beta)
+        ctx.dtypes = (x.dtype, residual.dtype)
+        return y, s
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        dy, ds = gradients
+        s, weight, bias, stats = ctx.saved_tensors
+        alpha, beta = ctx.scales
+        dtype_x, dtype_residual = ctx.dtypes
+        want_x, want_residual, want_w, want_b = ctx.needs_input_grad[:4]
+        want_s = want_x or want_residual
+        total, dw, db = ds, None, None
+        if dy is not None:
+            if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, ds, s, weight))):
+                through, dw, db = through_reference(
+                    ctx, (s, weight, bias), (want_s, want_w, want_b), dy, out_dtype=dtype_x
+                )
+                total = through if ds is None or through is None else through + ds
+            else:
+                total, dw, db = ctx.kernel.backward(
+                    s,
+                    ctx.spec,
+                    weight,
+                    bias,
+                    dy,
+                    stats,
+                    axes=ctx.axes,
+                    wanted=(want_s, want_w, want_b),
+                    extra=ds,
+                    target=dtype_x,
+                )
+        dx = _scaled(total, beta, dtype_x) if want_x else None
+        dr = _scaled(total, alpha, dtype_residual) if want_residual else None
+        return dx, dr, dw, db, None, None, None, None, None, None
+
+
+def _scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
+    if total is None:
+        return None
+    return (total if factor == 1 else total * factor).to(dtype)

@@ -1,0 +1,116 @@
+"""A row norm as PyTorch sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from normkit.kernels import reference, registry
+from normkit.kernels.contract import Request
+from normkit.kernels.cpu import pool as pool  # at import: it notes the process, and a fork may come before a kernel
+from normkit.kernels.registry import REFERENCE
+from normkit.ops.outputs import may_write
+from normkit.ops.through import through_reference
+from normkit.ops.watch import choose, needs_grad, plain, watched
+from normkit.spec import NormSpec
+
+
+def normalize(
+    x: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    axes: tuple[int, ...],
+    eps: float,
+    gate: Tensor | None = None,
+    mask: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute ``spec`` on x by the best way there is; arguments as `normkit.kernels.reference.normalize` takes them."""
+    if not watched():
+        request = Request(spec, x, axes, weight, bias, gated=gate is not None, masked=mask is not None)
+        kernel = choose(request, x, weight, bias, out)
+        if kernel is not REFERENCE:
+            if needs_grad(x, weight, bias):
+                return _Norm.apply(x, weight, bias, spec, axes, eps, kernel)  # type: ignore[no-any-return]
+            if out is None:
+                return kernel.forward(x, spec, weight, bias, axes=axes, eps=eps)[0]  # type: ignore[no-any-return]
+            if not may_write(out, x, weight, bias):
+                return out.copy_(kernel.forward(x, spec, weight, bias, axes=axes, eps=eps)[0])
+            kernel.forward(x, spec, weight, bias, axes=axes, eps=eps, out=out)
+            increment_version(out)  # a backward that saved the old values must notice
+            return out
+    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps, gate=gate, mask=mask)
+    return y if out is None else out.copy_(y)
+
+
+def quick(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: object, spec: NormSpec) -> Tensor | None:
+    """Run the common case with as few questions as are safe: contiguous rows, and no backend asked for.
+
+    None means that the long way must decide, or complain. At 1 × 4096 the questions cost as much as the norm.
+    """
+    if watched() or type(eps) is not float or not 0.0 <= eps < _LARGEST_EPS or registry.backend() != "auto":
+        return None
+    if not (plain(x) and plain(weight) and plain(bias)):
+        return None
+    if x.dim() == 0 or not x.is_contiguous() or not (_is_row(weight, x) and _is_row(bias, x)):
+        return None
+    key = (spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    found = _quick.get(key)
+    if found is None:
+        if spec.gate != "none" or (spec.weight == "none" and weight is not None):
+            return None
+        request = Request(spec, x, (x.dim() - 1,), weight, bias)
+        kernel = registry.choose(request).kernel
+        if kernel is REFERENCE:
+            return None
+        found = _quick[key] = (kernel, kernel.quick(request))
+    kernel, run = found
+    if needs_grad(x, weight, bias):
+        if not x.numel():
+            return None
+        return _Norm.apply(x, weight, bias, spec, (x.dim() - 1,), eps, kernel)  # type: ignore[no-any-return]
+    return run(x, weight, bias, eps)  # type: ignore[no-any-return]
+
+
+_quick: dict[Any, Any] = {}
+_LARGEST_EPS = 1e30
+
+
+def _is_row(p: Tensor | None, x: Tensor) -> bool:
+    return p is None or (p.dim() == 1 and p.shape[0] == x.shape[-1] and p.is_contiguous())
+
+
+class _Norm(torch.autograd.Function):
+    """The fused norm as autograd sees it. Old-style, ctx in forward: the setup_context form costs more per call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        spec: NormSpec,
+        axes: tuple[int, ...],
+        eps: float,
+        kernel: Any,
+    ) -> Tensor:
+        y, stats = kernel.forward(x, spec, weight, bias, axes=axes, eps=eps, keep=True)
+        ctx.save_for_backward(x, weight, bias, stats)
+        ctx.spec, ctx.axes, ctx.eps, ctx.kernel = spec, axes, eps, kernel
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight, bias, stats = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
+            grads = through_reference(ctx, (x, weight, bias), wanted, dy)
+        else:
+            grads = ctx.kernel.backward(x, ctx.spec, weight, bias, dy, stats, axes=ctx.axes, wanted=wanted)
+        return (*grads, None, None, None, None)
