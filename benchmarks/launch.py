@@ -41,7 +41,7 @@ def parts(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         "        watched": ops.watched,
         "        plain, for x": partial(ops.plain, x),
         "        backend": registry.backend,
-        "        the kernel and its output": partial(bare, x, weight, None, 1e-6),
+        "        the kernel and its output": partial(bare, x, weight, None, 1e-6, None, False),
         "          empty_like": partial(torch.empty_like, x),
         "          data_ptr": x.data_ptr,
         "rms_norm with out=": partial(nk.rms_norm, x, weight, None, eps=1e-6, out=y),

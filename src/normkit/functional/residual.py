@@ -8,7 +8,7 @@ from torch import Tensor
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional.rows import check_parameters
-from normkit.ops.residual import add_normalize
+from normkit.ops.residual import add_normalize, quick_add
 from normkit.spec import NormSpec
 
 
@@ -110,6 +110,10 @@ def _add_norm(
     kind: str,
     name: str,
 ) -> tuple[Tensor, Tensor]:
+    if spec.kind == kind:
+        quick = quick_add(x, residual, weight, bias, eps, spec, alpha, branch_scale)
+        if quick is not None:
+            return quick
     check_float(x, name)
     check_float(residual, name, "residual")
     if x.shape != residual.shape:

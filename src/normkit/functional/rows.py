@@ -92,8 +92,8 @@ def layer_norm(
         >>> nk.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), eps=0.0)
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
-    if out is None and axis == -1 and spec.kind == "layer":
-        quick = ops.quick(x, weight, bias, eps, spec)
+    if axis == -1 and spec.centered:
+        quick = ops.quick(x, weight, bias, eps, spec, out)
         if quick is not None:
             return quick
     _require(spec, "layer", "layer_norm")
@@ -133,8 +133,8 @@ def rms_norm(
         >>> nk.rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 10.0]), eps=0.0)
         tensor([[ 0.8485, 11.3137]])
     """
-    if out is None and axis == -1 and spec.kind == "rms":
-        quick = ops.quick(x, weight, bias, eps, spec)
+    if axis == -1 and not spec.centered and spec.statistic != "sum":
+        quick = ops.quick(x, weight, bias, eps, spec, out)
         if quick is not None:
             return quick
     _require(spec, "rms", "rms_norm")

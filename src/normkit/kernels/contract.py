@@ -36,7 +36,10 @@ class Kernel:
         add_forward: (x, residual, spec, weight, bias, alpha=, beta=, axes=, eps=, keep=) → (y, sum, statistics or
             None).
         backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
-        quick: (request) → a function of (x, weight, bias, eps) for contiguous rows of these dtypes, without gradients.
+        quick: (request) → a function of (x, weight, bias, eps, out, keep) for contiguous rows of these dtypes, which
+            returns (y, statistics or None).
+        quick_add: (request) → a function of (x, residual, weight, bias, eps, alpha, beta, keep), likewise, which
+            returns (y, sum, statistics or None).
     """
 
     name: str
@@ -44,4 +47,5 @@ class Kernel:
     forward: Callable[..., Any]
     add_forward: Callable[..., Any]
     backward: Callable[..., Any]
-    quick: Callable[[Request], Callable[..., Tensor]]
+    quick: Callable[[Request], Callable[..., Any]]
+    quick_add: Callable[[Request], Callable[..., Any]]

@@ -9,6 +9,7 @@ from normkit import functional as F
 from normkit.checks import Eps, check_eps
 from normkit.conventions import SCALE_NORM, TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.modules.parameters import Affine, check_last, check_width
+from normkit.ops.rows import quick
 from normkit.spec import NormSpec
 
 
@@ -51,9 +52,13 @@ class LayerNorm(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x (…, dim)."""
-        if x.shape[-1:] != (self.dim,):
-            check_last(x, self.dim, "LayerNorm")
-        return F.layer_norm(x, self.weight, self.bias, eps=self.eps, spec=self.spec)
+        weight, bias = self.held()
+        if weight is not None:  # which no row of another width can pass
+            y = quick(x, weight, bias, self.eps, self.spec)
+            if y is not None:
+                return y
+        check_last(x, self.dim, "LayerNorm")
+        return F.layer_norm(x, weight, bias, eps=self.eps, spec=self.spec)
 
     def extra_repr(self) -> str:
         """Show width, ε and spec."""
@@ -102,9 +107,13 @@ class RMSNorm(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x (…, dim)."""
-        if x.shape[-1:] != (self.dim,):
-            check_last(x, self.dim, "RMSNorm")
-        return F.rms_norm(x, self.weight, self.bias, eps=self.eps, spec=self.spec)
+        weight, bias = self.held()
+        if weight is not None:  # which no row of another width can pass
+            y = quick(x, weight, bias, self.eps, self.spec)
+            if y is not None:
+                return y
+        check_last(x, self.dim, "RMSNorm")
+        return F.rms_norm(x, weight, bias, eps=self.eps, spec=self.spec)
 
     def extra_repr(self) -> str:
         """Show width, ε and spec."""

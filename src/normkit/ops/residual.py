@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels import reference
+from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import round_to
 from normkit.kernels.statistics import accumulation_dtype
+from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
 from normkit.spec import NormSpec
@@ -35,10 +36,55 @@ def add_normalize(
         kernel = choose(request, x, residual, weight, bias)
         if kernel is not REFERENCE:
             if needs_grad(x, residual, weight, bias):
-                return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel)  # type: ignore[no-any-return]
+                return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel, None)  # type: ignore[no-any-return]
             y, s, _ = kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
             return y, s
     return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
+
+
+def quick_add(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: object,
+    spec: NormSpec,
+    alpha: object,
+    beta: object,
+) -> tuple[Tensor, Tensor] | None:
+    """As `normkit.ops.rows.quick`, of a residual add and norm."""
+    if (
+        watched()
+        or type(eps) is not float
+        or type(alpha) is not float
+        or type(beta) is not float
+        or registry.backend() != "auto"
+    ):
+        return None
+    if not 0.0 <= eps < LARGEST_EPS or not (plain(x) and plain(residual) and plain(weight) and plain(bias)):
+        return None
+    if x.shape != residual.shape or not (x.is_contiguous() and residual.is_contiguous()) or not x.numel():
+        return None
+    if not (x.dim() and is_row(weight, x.shape[-1]) and is_row(bias, x.shape[-1])):
+        return None
+    dtypes = x.dtype, residual.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype
+    found = _quick.get((spec, dtypes))
+    if found is None:
+        if spec.gate != "none" or (spec.weight == "none" and weight is not None):
+            return None
+        request = Request(spec, x, (x.dim() - 1,), weight, bias, residual=residual)
+        kernel = registry.choose(request).kernel
+        if kernel is REFERENCE:
+            return None
+        found = _quick[spec, dtypes] = (kernel, kernel.quick_add(request))
+    kernel, run = found
+    if needs_grad(x, residual, weight, bias):
+        axes = (x.dim() - 1,)
+        return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel, run)  # type: ignore[no-any-return]
+    return run(x, residual, weight, bias, eps, alpha, beta, False)[:2]  # type: ignore[no-any-return]
+
+
+_quick: dict[Any, Any] = {}
 
 
 def _add_reference(
@@ -77,10 +123,14 @@ class _AddNorm(torch.autograd.Function):
         alpha: float,
         beta: float,
         kernel: Any,
+        run: Any,
     ) -> tuple[Tensor, Tensor]:
-        y, s, stats = kernel.add_forward(
-            x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, keep=True
-        )
+        if run is None:
+            y, s, stats = kernel.add_forward(
+                x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, keep=True
+            )
+        else:
+            y, s, stats = run(x, residual, weight, bias, eps, alpha, beta, True)
         ctx.save_for_backward(s, weight, bias, stats)
         ctx.set_materialize_grads(False)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel, ctx.scales = spec, axes, eps, kernel, (alpha, beta)
@@ -117,7 +167,7 @@ class _AddNorm(torch.autograd.Function):
                 )
         dx = _scaled(total, beta, dtype_x) if want_x else None
         dr = _scaled(total, alpha, dtype_residual) if want_residual else None
-        return dx, dr, dw, db, None, None, None, None, None, None
+        return dx, dr, dw, db, None, None, None, None, None, None, None
 
 
 def _scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:

@@ -12,6 +12,7 @@ from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.cpu import pool as pool  # at import: it notes the process, and a fork may come before a kernel
 from normkit.kernels.registry import REFERENCE
+from normkit.kernels.rounding import result_dtype
 from normkit.ops.outputs import may_write
 from normkit.ops.through import through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
@@ -36,7 +37,7 @@ def normalize(
         kernel = choose(request, x, weight, bias, out)
         if kernel is not REFERENCE:
             if needs_grad(x, weight, bias):
-                return _Norm.apply(x, weight, bias, spec, axes, eps, kernel)  # type: ignore[no-any-return]
+                return _Norm.apply(x, weight, bias, spec, axes, eps, kernel, None)  # type: ignore[no-any-return]
             if out is None:
                 return kernel.forward(x, spec, weight, bias, axes=axes, eps=eps)[0]  # type: ignore[no-any-return]
             if not may_write(out, x, weight, bias):
@@ -48,16 +49,19 @@ def normalize(
     return y if out is None else out.copy_(y)
 
 
-def quick(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: object, spec: NormSpec) -> Tensor | None:
+def quick(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: object, spec: NormSpec, out: Tensor | None = None
+) -> Tensor | None:
     """Run the common case with as few questions as are safe: contiguous rows, and no backend asked for.
 
     None means that the long way must decide, or complain. At 1 × 4096 the questions cost as much as the norm.
     """
-    if watched() or type(eps) is not float or not 0.0 <= eps < _LARGEST_EPS or registry.backend() != "auto":
+    if watched() or type(eps) is not float or not 0.0 <= eps < LARGEST_EPS or registry.backend() != "auto":
         return None
-    if not (plain(x) and plain(weight) and plain(bias)):
+    if not (plain(x) and plain(weight) and plain(bias)) or not x.is_contiguous() or not x.dim():
         return None
-    if x.dim() == 0 or not x.is_contiguous() or not (_is_row(weight, x) and _is_row(bias, x)):
+    width = x.shape[-1]
+    if not (is_row(weight, width) and is_row(bias, width)):
         return None
     key = (spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
     found = _quick.get(key)
@@ -70,19 +74,29 @@ def quick(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: object, sp
             return None
         found = _quick[key] = (kernel, kernel.quick(request))
     kernel, run = found
-    if needs_grad(x, weight, bias):
-        if not x.numel():
+    if torch.is_grad_enabled() and needs_grad(x, weight, bias):
+        if out is not None or not x.numel():
             return None
-        return _Norm.apply(x, weight, bias, spec, (x.dim() - 1,), eps, kernel)  # type: ignore[no-any-return]
-    return run(x, weight, bias, eps)  # type: ignore[no-any-return]
+        return _Norm.apply(x, weight, bias, spec, (x.dim() - 1,), eps, kernel, run)  # type: ignore[no-any-return]
+    if out is None:
+        return run(x, weight, bias, eps, None, False)[0]  # type: ignore[no-any-return]
+    dtype = result_dtype(spec, *key[1:])
+    if not plain(out) or out.dtype != dtype or out.shape != x.shape or not out.is_contiguous():
+        return None
+    if (out.requires_grad and torch.is_grad_enabled()) or not may_write(out, x, weight, bias):
+        return None
+    run(x, weight, bias, eps, out, False)
+    increment_version(out)  # a backward that saved the old values must notice
+    return out
 
 
 _quick: dict[Any, Any] = {}
-_LARGEST_EPS = 1e30
+LARGEST_EPS = 1e30
 
 
-def _is_row(p: Tensor | None, x: Tensor) -> bool:
-    return p is None or (p.dim() == 1 and p.shape[0] == x.shape[-1] and p.is_contiguous())
+def is_row(p: Tensor | None, width: int) -> bool:
+    """Say whether a parameter is a single contiguous row."""
+    return p is None or (p.dim() == 1 and p.numel() == width and p.is_contiguous())
 
 
 class _Norm(torch.autograd.Function):
@@ -98,8 +112,12 @@ class _Norm(torch.autograd.Function):
         axes: tuple[int, ...],
         eps: float,
         kernel: Any,
+        run: Any,
     ) -> Tensor:
-        y, stats = kernel.forward(x, spec, weight, bias, axes=axes, eps=eps, keep=True)
+        if run is None:
+            y, stats = kernel.forward(x, spec, weight, bias, axes=axes, eps=eps, keep=True)
+        else:
+            y, stats = run(x, weight, bias, eps, None, True)
         ctx.save_for_backward(x, weight, bias, stats)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel = spec, axes, eps, kernel
         return y
@@ -113,4 +131,4 @@ class _Norm(torch.autograd.Function):
             grads = through_reference(ctx, (x, weight, bias), wanted, dy)
         else:
             grads = ctx.kernel.backward(x, ctx.spec, weight, bias, dy, stats, axes=ctx.axes, wanted=wanted)
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None, None, None)

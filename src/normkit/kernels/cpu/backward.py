@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from normkit.kernels.cpu.compile import Word, with_short_block
 from normkit.kernels.cpu.forward import (
     COUNTER,
     D1,
@@ -43,6 +44,7 @@ from normkit.kernels.cpu.simd import (
     take,
     word,
 )
+from normkit.kernels.cpu.storage import BYTES
 from normkit.kernels.cpu.sums import BLOCK, f4, jit, load_upto
 from normkit.kernels.cpu.tags import Tag, on, size
 
@@ -259,7 +261,16 @@ def backward_kernel(t: GradTags) -> Any:
             some_rows(q, low, min(low + piece, rows), dw + part, db + part, scratch)
             number += 1
 
-    return kernel
+    return with_short_block(kernel, _short_words(t))
+
+
+def _short_words(t: GradTags) -> list[Word]:
+    """Say how the block follows from (rows, width, piece, dw, db, stats, x, w, dy, dx, extra): as forward.py has it."""
+    rows, width, piece, dw, db, stats = ((i, 1) for i in range(6))
+    words: list[Word] = [0, rows, piece, width, 0, dw, db, 0, stats, 1, rows, 0, 0]
+    for tensor, T in enumerate((t.X, None, t.G, t.D, t.E)):
+        words += [(6 + tensor, 1), 0, 0, 0 if T is None else (1, BYTES[T.name]), 0]
+    return words
 
 
 def fold_kernel(target: Tag) -> Any:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ENTRY = "normkit_kernel"
+SHORT = "normkit_short"
+
+Word = int | tuple[int, int]
+
+
+def with_short_block(function: Callable[[Any], None], words: Sequence[Word]) -> Callable[[Any], None]:
+    """Say how a kernel's argument block follows from a shorter one, which costs the caller less to pack.
+
+    Args:
+        function: the kernel.
+        words: one a word of the full block: a constant's 64 bits, or (i, factor) for word i of the short block.
+    """
+    vars(function)[_WORDS] = tuple(words)
+    return function
+
+
+_WORDS = "short_block"
 
 
 def compile_kernel(function: Callable[[Any], None]) -> bytes:
-    """Compile ``function(address of the argument block)`` with Numba and return an object file with one symbol.
+    """Compile ``function(address of the argument block)`` with Numba and return an object file.
+
+    Its symbols are `ENTRY`, and `SHORT`, which takes the short block of `with_short_block` where there is one.
 
     Numba's own module carries error paths that call back into Python; here they are unreachable (no exception is raised
     in a kernel), so linking a plain entry point and dropping what it does not reach leaves pure machine code.
@@ -36,15 +55,35 @@ define void @{ENTRY}(i64 %block) {{
   %error = alloca ptr
   %status = call i32 @"{name}"(ptr %unused, ptr %error, i64 %block)
   ret void
-}}'''
+}}
+{_short_entry(vars(function).get(_WORDS, ()))}'''
     module.link_in(llvm.parse_assembly(entry))
     for function_ref in module.functions:
-        if not function_ref.is_declaration and function_ref.name != ENTRY:
+        if not function_ref.is_declaration and function_ref.name not in (ENTRY, SHORT):
             function_ref.linkage = "internal"
     machine = target_machine()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module)
+
+
+def _short_entry(words: Sequence[Word]) -> str:
+    """Return LLVM code that writes out the full block on the stack and enters the kernel with it."""
+    lines = [f"define void @{SHORT}(i64 %block) {{", f"  %full = alloca [{max(len(words), 1)} x i64]"]
+    for i, word in enumerate(words):
+        value = str(word)
+        if not isinstance(word, int):
+            index, factor = word
+            lines += [
+                f"  %from{i} = add i64 %block, {8 * index}",
+                f"  %at{i} = inttoptr i64 %from{i} to ptr",
+                f"  %word{i} = load i64, ptr %at{i}",
+                f"  %value{i} = mul i64 %word{i}, {factor}",
+            ]
+            value = f"%value{i}"
+        lines += [f"  %to{i} = getelementptr i64, ptr %full, i64 {i}", f"  store i64 {value}, ptr %to{i}"]
+    lines += ["  %address = ptrtoint ptr %full to i64", f"  call void @{ENTRY}(i64 %address)", "  ret void", "}"]
+    return "\n".join(lines)
 
 
 def target_machine() -> Any:

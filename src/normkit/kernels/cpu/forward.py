@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from normkit.kernels.cpu.compile import Word, with_short_block
 from normkit.kernels.cpu.simd import (
     add,
     f64_word,
@@ -26,7 +27,8 @@ from normkit.kernels.cpu.simd import (
     take,
     word,
 )
-from normkit.kernels.cpu.sums import f4, jit, load_upto, row_statistics
+from normkit.kernels.cpu.storage import BYTES
+from normkit.kernels.cpu.sums import NO, YES, f4, jit, load_upto, row_statistics
 from normkit.kernels.cpu.tags import Tag, on, size
 
 
@@ -87,11 +89,36 @@ def write_row(
     x: Any, w: Any, b: Any, y: Any, n: Any, mean: Any, remainder: Any, rstd: Any, scale: Any, past: Any, t: Any
 ) -> Any:
     """Y = normalised x · γ + β for one row."""
+    if on(t.centered):  # where the scale costs nothing: it is part of a fused multiply-add
+        write_elements(x, w, b, y, n, mean, remainder, rstd, scale, past, t, YES)
+    elif scale == f4(1):
+        write_elements(x, w, b, y, n, mean, remainder, rstd, scale, past, t, NO)
+    else:
+        write_elements(x, w, b, y, n, mean, remainder, rstd, scale, past, t, YES)
+
+
+@jit
+def write_elements(
+    x: Any,
+    w: Any,
+    b: Any,
+    y: Any,
+    n: Any,
+    mean: Any,
+    remainder: Any,
+    rstd: Any,
+    scale: Any,
+    past: Any,
+    t: Any,
+    scaled: Any,
+) -> Any:
+    """The elements of a row, multiplied by its scale or not."""
     m, d, r, k = splat(-mean), splat(remainder), splat(rstd), splat(scale)
     zero, j, full = splat(f4(0)), 0, n // 16 * 16
     sx, sw, sb, sy = size(t.X), size(t.W), size(t.B), size(t.Y)
     while j < full:
-        v = value_of(load(x + j * sx, t.X), m, d, r, k, t)
+        v = load(x + j * sx, t.X)
+        v = value_of(v, m, d, r, k, t) if on(scaled) else mul(v, r)
         g, h = zero, zero
         if on(t.has_w):
             g = load(w + j * sw, t.W)
@@ -287,7 +314,21 @@ def forward_kernel(t: RowTags) -> Any:
                 return
             some_rows(q, low, min(low + piece, rows), scratch)
 
-    return kernel
+    return with_short_block(kernel, _short_words(t))
+
+
+def _short_words(t: RowTags) -> list[Word]:
+    """Say how the block follows from (rows, width, ε, α, β, stats, x, w, b, y, a, r), for contiguous rows.
+
+    Handing over twelve words instead of 43 saves 0.7 µs of 3 at 1 × 4096 (`python benchmarks/launch.py`).
+    """
+    rows, width, eps, alpha, beta, stats = ((i, 1) for i in range(6))
+    words: list[Word] = [0, rows, rows, width, eps, alpha, beta, 0, stats, 1, rows, 0, 0]
+    moving = {0: t.X, 3: t.Y} | ({4: t.A, 5: t.Q} if t.added.name == "yes" else {})
+    for tensor in range(6):
+        step: Word = (1, BYTES[moving[tensor].name]) if tensor in moving else 0
+        words += [(6 + tensor, 1), 0, 0, step, 0]
+    return words
 
 
 SLOTS_EACH = 6  # rows of scratch a thread: one for every tensor

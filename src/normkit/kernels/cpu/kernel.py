@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.contract import Kernel, Request
-from normkit.kernels.cpu import pool
+from normkit.kernels.cpu import contiguous
 from normkit.kernels.cpu import rows as launch
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
@@ -129,32 +128,16 @@ def forward(
     return y, stats
 
 
-def quick(request: Request) -> Callable[..., Tensor]:
+def quick(request: Request) -> contiguous.Forward:
     """Return the forward for contiguous rows of these dtypes, with everything decided that can be."""
-    spec, w, b, dtype = request.spec, _dtype(request.weight), _dtype(request.bias), request.x.dtype
-    kinds = launch.Kinds(dtype, w, b, result_dtype(spec, dtype, w, b))
-    code = launch.forward_code(spec, kinds)
+    return contiguous.forward_of(request.spec, request.x.dtype, _dtype(request.weight), _dtype(request.bias))
 
-    size, out = dtype.itemsize, kinds.y.itemsize
-    call, pack, most = code.call, launch.pack_forward, pool.PARALLEL_FROM
 
-    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        y = torch.empty_like(x) if kinds.y == dtype else torch.empty(x.shape, dtype=kinds.y)
-        elements, width = x.numel(), x.shape[-1]
-        if elements >= most:
-            launch.forward_contiguous(code, x, weight, bias, eps, y, None)
-        elif elements:
-            rows = elements // width
-            wp, bp = 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-            block = pack(
-                0, rows, rows, width, eps, 1.0, 1.0, 0, 0, 1, rows, 0, 0,
-                x.data_ptr(), 0, 0, width * size, 0, wp, 0, 0, 0, 0, bp, 0, 0, 0, 0, y.data_ptr(), 0, 0, width * out, 0,
-                0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-            )  # fmt: skip
-            call(block)
-        return y
-
-    return run
+def quick_add(request: Request) -> contiguous.AddForward:
+    """As `quick`, of a residual add and norm."""
+    assert request.residual is not None
+    dtypes = request.x.dtype, request.residual.dtype, _dtype(request.weight), _dtype(request.bias)
+    return contiguous.add_forward_of(request.spec, *dtypes)
 
 
 def _laid_out(axes: tuple[int, ...], tensors: tuple[Tensor | None, ...], x: Tensor) -> launch.Rows:
@@ -208,12 +191,17 @@ def backward(
 
     ``target`` is the dtype that the forward rounded to, where that is not x's.
     """
+    if (
+        axes == (x.dim() - 1,)
+        and x.is_contiguous()
+        and dy.is_contiguous()
+        and (extra is None or extra.is_contiguous())
+        and _is_row(weight, x)
+        and _is_row(bias, x)
+    ):
+        return contiguous.backward(x, spec, weight, bias, dy, stats, wanted, extra, target)
     dx = torch.empty(x.shape, dtype=x.dtype) if wanted[0] else None
-    tensors = (x, weight, dy, dx, extra)
-    if axes == (x.dim() - 1,) and _is_row(weight, x) and all(t is None or t.is_contiguous() for t in tensors):
-        rows = launch.contiguous_rows(x, tensors)
-    else:
-        rows = launch.lay_out(axes, tensors, x.shape)
+    rows = launch.lay_out(axes, (x, weight, dy, dx, extra), x.shape)
     if rows is None:  # upstream gradients whose outer axes do not fold with x's to three
         dy, extra = dy.contiguous(), None if extra is None else extra.contiguous()
         rows = _laid_out(axes, (x, weight, dy, dx, extra), x)
@@ -233,4 +221,4 @@ def backward(
     return dx, of(dw, weight), of(db, bias)
 
 
-CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick)
+CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick, quick_add)

@@ -19,18 +19,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from normkit.kernels.cpu.compile import ENTRY, compile_kernel, target_machine
+from normkit.kernels.cpu.compile import ENTRY, SHORT, compile_kernel, target_machine
 
 _lock = threading.Lock()
 # A fork waits for a compilation to end: the child would find Numba's locks held by a thread that it does not have.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-_loaded: dict[str, int] = {}
+_loaded: dict[str, tuple[int, int]] = {}
 _keep: list[Any] = []  # the JIT and its libraries own the code they loaded
 _said = False
 
 
-def address_of(name: str, make: Callable[[], Callable[[Any], None]]) -> int:
-    """Return the address of the kernel called ``name``, from memory, from disk, or compiled from ``make()``.
+def addresses_of(name: str, make: Callable[[], Callable[[Any], None]]) -> tuple[int, int]:
+    """Return where the kernel called ``name`` is entered with a full block and with a short one.
+
+    It comes from memory, from disk, or is compiled from ``make()``.
 
     Args:
         name: kind and tags, unique per kernel.
@@ -99,16 +101,34 @@ def _write(path: Path, content: bytes) -> bool:
     return True
 
 
-def _load(code: bytes, name: str) -> int:
+def _load(code: bytes, name: str) -> tuple[int, int]:
+    import llvmlite.binding as llvm
+
+    builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(ENTRY).export_symbol(SHORT)
+    library = builder.link(_linker(), name)
+    _keep.append(library)
+    return library[ENTRY], library[SHORT]
+
+
+def link(name: str, code: str, symbol: str) -> int:
+    """Return the address of ``symbol`` in LLVM code that calls into this process."""
+    import llvmlite.binding as llvm
+
+    with _lock:
+        builder = llvm.JITLibraryBuilder().add_ir(code).export_symbol(symbol).add_current_process()
+        library = builder.link(_linker(), name)
+        _keep.append(library)
+        return library[symbol]  # type: ignore[no-any-return]
+
+
+def _linker() -> Any:
     import llvmlite.binding as llvm
 
     if not _keep:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         _keep.append(llvm.create_lljit_compiler(target_machine()))
-    library = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(ENTRY).link(_keep[0], name)
-    _keep.append(library)
-    return library[ENTRY]
+    return _keep[0]
 
 
 @lru_cache(maxsize=1)

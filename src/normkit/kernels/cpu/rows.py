@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.cpu import layout, pool
-from normkit.kernels.cpu.objects import address_of
+from normkit.kernels.cpu.objects import addresses_of
 from normkit.kernels.rounding import HALVES
 from normkit.spec import NormSpec
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _FORWARD = struct.Struct("4q3d4q2q30q")
 _BACKWARD = struct.Struct("4qd3q3q2q25q")
-pack_forward = _FORWARD.pack
 _SLOTS = 6  # rows of scratch a thread, as forward.py counts them
 
 
 @dataclass(frozen=True)
 class Code:
-    """A compiled kernel: its address for the pool, and a callable for the calling thread."""
+    """A compiled kernel: where it takes a full block, a callable for the calling thread, where it takes a short one."""
 
     address: int
     call: Callable[[bytes], None]
+    short: int
 
     def run(self, block: Callable[[int, int], bytes], threads: int, rows: int, piece: int = 0) -> None:
         """Run over all rows on so many threads. ``block(counter, piece)`` packs the arguments."""
@@ -50,8 +50,8 @@ _codes: dict[Any, Code] = {}
 
 
 def _code(name: str, make: Callable[[], Callable[[Any], None]]) -> Code:
-    address = address_of(name, make)
-    return Code(address, ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address))
+    address, short = addresses_of(name, make)
+    return Code(address, ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address), short)
 
 
 def _flag(value: bool) -> str:
@@ -317,9 +317,7 @@ def backward(
     want_b: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Run over rows as laid out for (x, weight, dy, dx, extra); return the float32 partials for weight and bias."""
-    # Pieces are fixed by the number of rows alone, never by threads: the same bits every run.
-    piece = max(32, -(-rows.count // 64))
-    parts = -(-rows.count // piece)
+    piece, parts = pieces(rows.count)
     dw = torch.zeros(parts, rows.width, dtype=torch.float32) if want_w else None
     db = torch.zeros(parts, rows.width, dtype=torch.float32) if want_b else None
     threads = rows.threads()
@@ -335,9 +333,20 @@ def backward(
     return dw, db
 
 
+def pieces(rows: int) -> tuple[int, int]:
+    """Return how many rows share a partial, and how many partials there are.
+
+    The number of rows alone decides, never the threads: the same bits every run.
+    """
+    piece = max(32, -(-rows // 64))
+    return piece, -(-rows // piece)
+
+
 def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """Add the partials first to last, an order that no thread count changes, and round the sum once."""
     count, width = parts.shape
+    if count == 1 and dtype == torch.float32:
+        return parts[0]
     total = torch.empty(width, dtype=dtype)
     code = _codes.get(("fold", dtype))
     if code is None:

@@ -1,7 +1,8 @@
 """Statistics of one row in a fixed order, so that a row's bits depend on nothing but the row.
 
 Vector i of sixteen elements goes to accumulator i mod 4; every 4096 elements the four are added to a running vector,
-which keeps a lane's chain of additions short (64 + width / 4096 long). A tail is read as if zeros followed it.
+which keeps a lane's chain of additions short (64 + width / 4096 long). A tail is read as if zeros followed it. Of
+bfloat16, vectors 2i and 2i + 1 are the even and the odd ones of 32 elements (see `first_of_pair`).
 """
 
 # pyright: reportUntypedFunctionDecorator=false
@@ -19,6 +20,7 @@ from normkit.kernels.cpu.simd import (
     add,
     bits_of,
     f32_from_bits,
+    first_of_pair,
     fma,
     inverse_root,
     load,
@@ -27,6 +29,7 @@ from normkit.kernels.cpu.simd import (
     maximum_magnitude,
     mul,
     only,
+    second_of_pair,
     splat,
     sum_lanes,
 )
@@ -71,9 +74,9 @@ def sum_of(x: Any, n: Any, scale: Any, X: Any) -> Any:
         p, q, r, s = splat(f4(0)), splat(f4(0)), splat(f4(0)), splat(f4(0))
         full = j + (end - j) // 64 * 64
         while j < full:
-            a = x + j * e
-            p, q = fma(load(a, X), k, p), fma(load(a + 16 * e, X), k, q)
-            r, s = fma(load(a + 32 * e, X), k, r), fma(load(a + 48 * e, X), k, s)
+            a, b = x + j * e, x + (j + 32) * e
+            p, q = fma(first_of_pair(a, X), k, p), fma(second_of_pair(a, X), k, q)
+            r, s = fma(first_of_pair(b, X), k, r), fma(second_of_pair(b, X), k, s)
             j += 64
         while j < end:
             # The last vectors go where the unrolled loop would have put them.
@@ -84,24 +87,37 @@ def sum_of(x: Any, n: Any, scale: Any, X: Any) -> Any:
 
 
 @jit
-def sum_squares(x: Any, n: Any, scale: Any, X: Any) -> Any:
-    """Σ (x·scale)²."""
-    e, k, total, j = size(X), splat(scale), splat(f4(0)), 0
+def sum_squares(x: Any, n: Any, X: Any) -> Any:
+    """Σ x²."""
+    e, total, j = size(X), splat(f4(0)), 0
     while j < n:
         end = min(j + BLOCK, n)
         p, q, r, s = splat(f4(0)), splat(f4(0)), splat(f4(0)), splat(f4(0))
         full = j + (end - j) // 64 * 64
         while j < full:
-            a = x + j * e
-            u, v = mul(load(a, X), k), mul(load(a + 16 * e, X), k)
-            w, z = mul(load(a + 32 * e, X), k), mul(load(a + 48 * e, X), k)
+            a, b = x + j * e, x + (j + 32) * e
+            u, v, w, z = first_of_pair(a, X), second_of_pair(a, X), first_of_pair(b, X), second_of_pair(b, X)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             j += 64
         while j < end:
-            u = mul(load_upto(x + j * e, end - j, X), k)
+            u = load_upto(x + j * e, end - j, X)
             p, q, r, s = q, r, s, fma(u, u, p)
             j += 16
         total = add(total, add(add(p, q), add(r, s)))
+    return sum_lanes(total)
+
+
+@jit
+def sum_squares_scaled(x: Any, n: Any, scale: Any, X: Any) -> Any:
+    """Σ (x·scale)², for the rare row whose plain sum left its range: one accumulator, folded as often."""
+    e, k, total, j = size(X), splat(scale), splat(f4(0)), 0
+    while j < n:
+        end, p = min(j + BLOCK, n), splat(f4(0))
+        while j < end:
+            u = mul(load_upto(x + j * e, end - j, X), k)
+            p = fma(u, u, p)
+            j += 16
+        total = add(total, p)
     return sum_lanes(total)
 
 
@@ -116,9 +132,9 @@ def sums_about(x: Any, n: Any, mean: Any, scale: Any, X: Any) -> Any:
         f, g, h, i = splat(f4(0)), splat(f4(0)), splat(f4(0)), splat(f4(0))
         full = j + (end - j) // 64 * 64
         while j < full:
-            a = x + j * e
-            u, v = fma(load(a, X), k, c), fma(load(a + 16 * e, X), k, c)
-            w, z = fma(load(a + 32 * e, X), k, c), fma(load(a + 48 * e, X), k, c)
+            a, b = x + j * e, x + (j + 32) * e
+            u, v = fma(first_of_pair(a, X), k, c), fma(second_of_pair(a, X), k, c)
+            w, z = fma(first_of_pair(b, X), k, c), fma(second_of_pair(b, X), k, c)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             f, g, h, i = add(f, u), add(g, v), add(h, w), add(i, z)
             j += 64
@@ -170,14 +186,12 @@ def rms_statistics(x: Any, n: Any, eps: Any, t: Any) -> Any:
     count, scale = f4(n), f4(1)
     if on(t.sum):
         count = f4(1)
-    while True:
-        square = sum_squares(x, n, scale, t.X) / count
-        radicand = square + f4(eps)
-        if scale != f4(1) or SMALL < radicand < LARGE:
-            break
+    square = sum_squares(x, n, t.X) / count
+    radicand = square + f4(eps)
+    if not SMALL < radicand < LARGE:
         scale = scale_for(peak_of(x, n, t.X), f4(np.sqrt(eps)))
-        if scale == f4(1):
-            break
+        if scale != f4(1):
+            square = sum_squares_scaled(x, n, scale, t.X) / count
     return inverse_root(square + eps_scaled(eps, scale)), scale
 
 

@@ -10,6 +10,8 @@ from numba.core import types
 from numba.core.imputils import lower_constant
 from numba.extending import models, register_model, typeof_impl
 
+from normkit.kernels.cpu.storage import BYTES
+
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """Numba's decorator, with a type: what it returns is called with other arguments than it is written with."""
@@ -61,15 +63,12 @@ def on(typing: Any, tag: Any) -> Any:
     return types.boolean(tag), generate
 
 
-_SIZES = {"f32": 4, "bf16": 2, "f16": 2}
-
-
 @intrinsic
 def size(typing: Any, tag: Any) -> Any:
     """Bytes of one element of a storage tag, a compile-time constant."""
     from llvmlite import ir
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(ir.IntType(64), _SIZES[tag.tag])
+        return ir.Constant(ir.IntType(64), BYTES[tag.tag])
 
     return types.intp(tag), generate
