@@ -103,8 +103,6 @@ def _load(code: bytes, name: str) -> int:
     import llvmlite.binding as llvm
 
     if not _keep:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
         _keep.append(llvm.create_lljit_compiler(target_machine()))
     library = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(ENTRY).link(_keep[0], name)
     _keep.append(library)
