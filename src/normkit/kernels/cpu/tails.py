@@ -47,7 +47,7 @@ def store_pieces(builder: Any, address: Any, value: Any, count: Any, tag: str) -
         builder.store(part, _at(builder, address, offset, piece)).align = BYTES[tag]
 
 
-def _pieces(builder: Any, count: Any, tag: str) -> Iterator[tuple[ir.Type, Any]]:
+def _pieces(builder: Any, count: Any, tag: str) -> Iterator[tuple[Any, Any]]:
     """Yield the integer type of each piece and its offset in bytes, inside a branch for counts that have the piece."""
     for elements in (8, 4, 2, 1):
         wanted = builder.icmp_unsigned("!=", builder.and_(count, I64(elements)), I64(0))
