@@ -14,7 +14,7 @@ from rows import FLOATS, randn
 SHAPES = [(0, 8), (3, 0), (2, 0, 8), (0,), (0, 0)]
 ONE: dict[str, Callable[..., Tensor]] = {
     "layer": lambda x, w: nk.layer_norm(x, w, w),
-    "rms": lambda x, w: nk.rms_norm(x, w),
+    "rms": nk.rms_norm,
     "llama": lambda x, w: nk.rms_norm(x, w, spec=nk.LLAMA),
     "l2": lambda x, w: nk.l2_norm(x) * w,
     "scale": lambda x, w: nk.scale_norm(x, w.sum()),

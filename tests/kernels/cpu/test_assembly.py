@@ -33,7 +33,7 @@ def register() -> str:
     return "%zmm" if features.get("avx512f", False) else "%ymm" if features.get("avx2", False) else "%xmm"
 
 
-class Found(Exception):  # noqa: N818
+class Found(Exception):
     """Carries a kernel's source out of the lookup of its machine code."""
 
 
@@ -63,8 +63,15 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, torch.dtype], Any]
     return get
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        *((kernel, F32) for kernel in KERNELS),
+        *((kernel, BF16) for kernel in KERNELS[:2]),
+        # The same code with two-byte loads and stores again.
+        *(pytest.param(kernel, BF16, marks=pytest.mark.slow) for kernel in KERNELS[2:]),
+    ],
+)
 def test_hot_loops_use_full_vectors_alone(kernel: str, dtype: torch.dtype, source: Callable[..., Any]):
     text = assembly_of(source(kernel, dtype))
     assert assembly.faults(text, register()) == []
