@@ -1,7 +1,8 @@
 """How long the first call of an operator takes: compiled into an empty cache, and loaded from it in a fresh process.
 
-Every time is taken in a process of its own: what importing torch, normkit and (cold) Numba costs, the first forward,
-and the first backward. "From the cache" is the median of five; what was compiled is read from the files it left.
+Every time is taken in a process of its own: importing torch with its own first gradient, importing normkit, and the
+first forward and backward of a norm, with all they import. "Filled" is the median of five. "CPU s" is the processor
+time of forward and backward together: on a busy machine the one to compare.
 
     python benchmarks/first_call.py
 """
@@ -26,14 +27,15 @@ CHILD = """
 import json, sys, time
 start = time.perf_counter()
 import torch
+one = torch.ones(1, requires_grad=True)
+torch.autograd.grad(one * 1, one, torch.ones(1))  # which imports sympy: PyTorch's own first gradient
 torch_done = time.perf_counter()
 import normkit as nk
 ours_done = time.perf_counter()
 dtype = getattr(torch, sys.argv[2])
-x, w = (torch.ones(4, 256, dtype=dtype)[n:].requires_grad_() for n in (0, 3))
-w = w.detach()[0].requires_grad_()
+x, w = (torch.ones(*shape, dtype=dtype, requires_grad=True) for shape in ((4, 256), (256,)))
 dy = torch.ones_like(x)
-prepared = time.perf_counter()
+prepared, busy = time.perf_counter(), time.process_time()
 with nk.use("cpu"):
     y = eval(sys.argv[1])
     forward = time.perf_counter()
@@ -44,6 +46,7 @@ print(json.dumps({
     "normkit": ours_done - torch_done,
     "forward": forward - prepared,
     "backward": backward - forward,
+    "busy": time.process_time() - busy,
     "numba": float("numba" in sys.modules),
 }))
 """
@@ -60,7 +63,8 @@ def measure(call: str, dtype: str, cache: Path) -> tuple[dict[str, float], str]:
 
 def main() -> None:
     print(
-        f"{'':13} {'dtype':9} {'cache':6} {'torch s':>8} {'normkit s':>10} {'forward s':>10} {'backward s':>11}  Numba"
+        f"{'':13} {'dtype':9} {'cache':6} {'torch s':>8} {'normkit s':>10} {'forward s':>10} "
+        f"{'backward s':>11} {'both, CPU s':>12}  Numba"
     )
     said: list[str] = []
     for name, call in CALLS.items():
@@ -74,7 +78,7 @@ def main() -> None:
                 numba = "imported" if times["numba"] else "not imported"
                 print(
                     f"{name:13} {dtype:9} {label:6} {times['torch']:8.2f} {times['normkit']:10.2f} "
-                    f"{times['forward']:10.3f} {times['backward']:11.3f}  {numba}"
+                    f"{times['forward']:10.3f} {times['backward']:11.3f} {times['busy']:12.3f}  {numba}"
                 )
     print(f"said once a process where a compilation takes over a second: {said[0] or '(none took that long)'}")
 
