@@ -154,3 +154,17 @@ def test_whatever_decides_the_code_changes_the_folder(monkeypatch: pytest.Monkey
     monkeypatch.setattr(objects, "version", lambda package: "0.0")
     seen.append(digest())
     assert len(set(seen)) == len(seen)
+
+
+def test_a_wait_of_over_a_second_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    monkeypatch.setattr(objects, "_said", False)
+    objects._say_once(0.9, tmp_path)
+    assert capsys.readouterr() == ("", "")
+    objects._say_once(1.5, tmp_path)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"normkit: compiled a CPU kernel in 1.5 s; it is kept in {tmp_path} for the next process\n"
+    objects._say_once(2.5, None)
+    assert capsys.readouterr() == ("", "")

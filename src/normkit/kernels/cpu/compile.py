@@ -29,6 +29,24 @@ def compile_kernel(function: Callable[[Any], None]) -> bytes:
     """Compile ``function(address of the argument block)`` with Numba and return an object file.
 
     Its symbols are `ENTRY`, and `SHORT`, which takes the short block of `with_short_block` where there is one.
+    """
+    machine = target_machine()
+    return machine.emit_object(_linked(function, machine))
+
+
+def assembly_of(function: Callable[[Any], None], machine: Any = None) -> str:
+    """Return the assembly of what `compile_kernel` makes: for reading, and for the test that reads it.
+
+    Args:
+        function: as for `compile_kernel`.
+        machine: an llvmlite target machine; this very processor's by default.
+    """
+    machine = machine or target_machine()
+    return machine.emit_assembly(_linked(function, machine))
+
+
+def _linked(function: Callable[[Any], None], machine: Any) -> Any:
+    """Return the optimised LLVM module with the entry points.
 
     Numba's own module carries error paths that call back into Python; here they are unreachable (no exception is raised
     in a kernel), so linking a plain entry point and dropping what it does not reach leaves pure machine code.
@@ -61,10 +79,9 @@ define void @{ENTRY}(i64 %block) {{
     for function_ref in module.functions:
         if not function_ref.is_declaration and function_ref.name not in (ENTRY, SHORT):
             function_ref.linkage = "internal"
-    machine = target_machine()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    return module
 
 
 def _short_entry(words: Sequence[Word]) -> str:
@@ -82,7 +99,12 @@ def _short_entry(words: Sequence[Word]) -> str:
             ]
             value = f"%value{i}"
         lines += [f"  %to{i} = getelementptr i64, ptr %full, i64 {i}", f"  store i64 {value}, ptr %to{i}"]
-    lines += ["  %address = ptrtoint ptr %full to i64", f"  call void @{ENTRY}(i64 %address)", "  ret void", "}"]
+    lines += [
+        "  %address = ptrtoint ptr %full to i64",
+        f"  call void @{ENTRY}(i64 %address) noinline",
+        "  ret void",
+        "}",
+    ]
     return "\n".join(lines)
 
 
@@ -90,6 +112,8 @@ def target_machine() -> Any:
     """Return code generation for this very processor."""
     import llvmlite.binding as llvm
 
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic")

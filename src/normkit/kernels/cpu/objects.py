@@ -2,7 +2,8 @@
 
 The name of the folder is a digest of every source file of this package, of the versions of Numba, llvmlite and Python,
 and of the processor and its features. A stale object can therefore not be found, let alone run. Loading one needs
-llvmlite alone (60 ms); Numba (300 ms) is imported only to compile.
+llvmlite alone; Numba is imported only to compile (`python benchmarks/first_call.py`). A version that starts a folder
+removes those that no process used for 30 days.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.kernels.cpu.compile import ENTRY, SHORT, compile_kernel, target_machine
+from normkit.kernels.cpu.expiry import mark_used, remove_unused
 
 _lock = threading.Lock()
 # A fork waits for a compilation to end: the child would find Numba's locks held by a thread that it does not have.
@@ -51,7 +53,8 @@ def _object(name: str, make: Callable[[], Callable[[Any], None]]) -> bytes:
     folder = cache_folder()
     path = None if folder is None else folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.o"
     stored = b"" if path is None else _read(path)
-    if _intact(stored):
+    if folder is not None and _intact(stored):
+        mark_used(folder)
         return stored[32:]
     began = time.perf_counter()
     code = compile_kernel(make())
@@ -86,7 +89,10 @@ def _say_once(seconds: float, folder: Path | None) -> None:
 def _write(path: Path, content: bytes) -> bool:
     """Write whole or not at all; where the folder cannot be written, the object lives in this process alone."""
     try:
+        first = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if first:
+            remove_unused(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -125,8 +131,6 @@ def _linker() -> Any:
     import llvmlite.binding as llvm
 
     if not _keep:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
         _keep.append(llvm.create_lljit_compiler(target_machine()))
     return _keep[0]
 

@@ -28,6 +28,7 @@ from normkit.kernels.cpu.storage import (
     widen,
 )
 from normkit.kernels.cpu.tags import intrinsic
+from normkit.kernels.cpu.tails import load_pieces, masked_moves, store_pieces
 
 
 class Lanes(types.Type):
@@ -108,18 +109,11 @@ def load_some(typing: Any, address: Any, count: Any, tag: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         memory = ir.VectorType(STORED[name], LANES)
-        value = _call(
-            builder,
-            f"llvm.masked.load.{SUFFIX[name]}.p0",
-            memory,
-            [
-                _pointer(builder, args[0], memory),
-                I32(BYTES[name]),
-                _mask(builder, args[1]),
-                ir.Constant(memory, None),
-            ],
-        )
-        return widen(builder, value, name)
+        if not masked_moves(name):
+            return widen(builder, load_pieces(builder, args[0], args[1], name), name)
+        pointer, mask = _pointer(builder, args[0], memory), _mask(builder, args[1])
+        arguments = [pointer, I32(BYTES[name]), mask, ir.Constant(memory, None)]
+        return widen(builder, _call(builder, f"llvm.masked.load.{SUFFIX[name]}.p0", memory, arguments), name)
 
     return lanes(types.intp, types.intp, tag), generate
 
@@ -158,18 +152,13 @@ def store_some(typing: Any, address: Any, value: Any, count: Any, tag: Any) -> A
     name = tag.tag
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(STORED[name], LANES)
-        _call(
-            builder,
-            f"llvm.masked.store.{SUFFIX[name]}.p0",
-            ir.VoidType(),
-            [
-                narrow(builder, args[1], name),
-                _pointer(builder, args[0], kind),
-                I32(BYTES[name]),
-                _mask(builder, args[2]),
-            ],
-        )
+        value = narrow(builder, args[1], name)
+        if not masked_moves(name):
+            store_pieces(builder, args[0], value, args[2], name)
+            return context.get_dummy_value()
+        pointer, mask = _pointer(builder, args[0], ir.VectorType(STORED[name], LANES)), _mask(builder, args[2])
+        arguments = [value, pointer, I32(BYTES[name]), mask]
+        _call(builder, f"llvm.masked.store.{SUFFIX[name]}.p0", ir.VoidType(), arguments)
         return context.get_dummy_value()
 
     return types.void(types.intp, lanes, types.intp, tag), generate
