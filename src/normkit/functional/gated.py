@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import GATED_RMS
 from normkit.functional.rows import check_parameters
+from normkit.ops.gated import gate_normalize
 from normkit.ops.rows import normalize
 from normkit.spec import NormSpec
 
@@ -75,17 +76,13 @@ def gated_rms_norm(
     if size < 1 or width % size:
         raise ValueError(f"{name}: group_size must divide the width {width}, got {group_size}")
     w = align_parameter(weight, x, (x.dim() - 1,), name, "weight")
-    if gate is None:
-        spec = replace(spec, gate="none", activation="none")
     grouped = (width // size, size)
-    y = normalize(
-        x.unflatten(-1, grouped),
-        spec,
-        None if w is None else _grouped(w, grouped),
-        axes=(x.dim(),),
-        eps=number,
-        gate=None if gate is None else gate.unflatten(-1, grouped),
-    )
+    rows, axes = x.unflatten(-1, grouped), (x.dim(),)
+    w = None if w is None else _grouped(w, grouped)
+    if gate is None:
+        y = normalize(rows, replace(spec, gate="none", activation="none"), w, axes=axes, eps=number)
+    else:
+        y = gate_normalize(rows, gate.unflatten(-1, grouped), spec, w, axes=axes, eps=number)
     return y.flatten(-2)
 
 

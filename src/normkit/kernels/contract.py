@@ -13,7 +13,10 @@ from normkit.spec import NormSpec
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x."""
+    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x.
+
+    With a gate, x and the gate are (…, groups, width): one statistic for every group of a position.
+    """
 
     spec: NormSpec
     x: Tensor
@@ -21,7 +24,7 @@ class Request:
     weight: Tensor | None = None
     bias: Tensor | None = None
     residual: Tensor | None = None
-    gated: bool = False
+    gate: Tensor | None = None
     masked: bool = False
 
 
@@ -37,6 +40,9 @@ class Kernel:
             None).
         backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
         quick: (request) → a function of (x, weight, bias, eps) for contiguous rows of these dtypes, without gradients.
+        gated_forward: (x, gate, spec, weight, axes=, eps=, keep=) → (y, statistics or None).
+        gated_backward: (x, gate, spec, weight, dy, statistics, axes=, wanted=) → (dx, dgate, dweight), wanted in that
+            order.
     """
 
     name: str
@@ -45,3 +51,5 @@ class Kernel:
     add_forward: Callable[..., Any]
     backward: Callable[..., Any]
     quick: Callable[[Request], Callable[..., Tensor]]
+    gated_forward: Callable[..., Any]
+    gated_backward: Callable[..., Any]
