@@ -161,7 +161,8 @@ def backward(
         return _BACKWARD.pack(*head, *rows.sizes[1:], scratch.data_ptr(), 4 * rows.slot, *words)
 
     code.run(block, threads, rows.count, piece * groups)
-    dw = None if parts is None or weight is None else folded(parts, weight, (groups, rows.width))
+    shape = (*[1] * (x.dim() - 2), groups, rows.width)
+    dw = None if parts is None or weight is None else folded(parts, weight, shape)
     return dx, dgate, dw
 
 
