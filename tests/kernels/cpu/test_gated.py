@@ -164,6 +164,16 @@ def test_zero_rows_and_zero_gates_are_zeros():
         assert not nk.gated_rms_norm(x, g * 0, w, spec=spec).any()
 
 
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("shape", [(24,), (3, 24), (5, 1, 24), (1,), (3, 1), ()])
+def test_weights_that_broadcast(shape: tuple[int, ...], size: int | None):
+    x, g, w = randn(5, 3, 24), randn(5, 3, 24, seed=1), randn(*shape, seed=2)
+    whole = w.expand(5, 3, 24).contiguous()
+    expected = nk.gated_rms_norm(x, g, whole, group_size=size)
+    assert torch.equal(nk.gated_rms_norm(x, g, w, group_size=size), expected)
+    torch.testing.assert_close(expected, nk.gated_rms_norm(x, g, torch.ones(24), group_size=size) * whole)
+
+
 def layouts(t: Tensor) -> Iterator[Tensor]:
     """Yield ``t`` (3, 4, 96) with padded rows, as a slice of wider rows, transposed, and with elements apart."""
     wide = torch.full((3, 4, 120), torch.nan)
