@@ -10,7 +10,7 @@ To first order, u = 2^-24 being the unit roundoff of float32, on top of the boun
   the exact p, rounded to float32 to be handed to rows.py, is off by one u more, twice: 14u. dp holds x̂ twice and the
   inverse root once: 2·14u + 7u = 35u of its terms.
 
-The terms of dx in rows.py carry (2·depth + 20)·u; a further c·u of them makes that 1 + c / (2·depth + 20) times as much.
+The terms of dx in rows.py carry (2·depth + 20)·u; a further c·u of them is c / (2·depth + 20) as much again.
 """
 
 from __future__ import annotations

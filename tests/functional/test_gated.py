@@ -14,7 +14,7 @@ import normkit as nk
 from normkit.kernels.rounding import result_dtype
 from rows import FLOATS, randn
 
-# Formulas, shapes and messages, on the reference where many dtypes meet: tests/kernels/cpu/test_gated.py is about kernels.
+# On the reference where many dtypes meet; tests/kernels/cpu/test_gated.py is about the kernels.
 GATE: Any = {"gate": "after", "activation": "silu"}
 on_the_reference = pytest.mark.usefixtures("reference")
 SPECS = {"gated": nk.GATED_RMS, "mamba2": nk.MAMBA2, "qwen": nk.QWEN3_NEXT_GATED, "kimi": nk.KIMI_GATED}
@@ -111,7 +111,7 @@ def test_output_dtype_follows_the_spec_wherever_the_gate_is(spec: nk.NormSpec, g
 @pytest.mark.parametrize("w_dtype", FLOATS)
 @on_the_reference
 def test_a_gate_changes_no_output_dtype(spec: nk.NormSpec, w_dtype: torch.dtype, gate_first: bool):
-    """Promotion is of x, weight and statistics; the gate is an activation in float32 that the result's dtype ignores."""
+    """Promotion is of x, weight and statistics; the gate's own dtype changes nothing."""
     for x_dtype in FLOATS:
         x, g, w = (t.to(d) for t, d in zip(inputs(), (x_dtype, torch.float32, w_dtype), strict=True))
         expected = result_dtype(spec, x_dtype, w_dtype, None)

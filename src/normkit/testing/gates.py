@@ -1,8 +1,8 @@
 """What a gate adds to a norm in float64, and which results float32 gates allow.
 
 With u = 2^-24: a(g) is off by 5u of itself (the exponential 2u, a sum, a product and a quotient u each), its product
-with x or y by u more: 6u, rounded up to 8u. a′(g) is off by 8u of s·(1 + |g|), s the sigmoid, whether 1 − s is formed as
-a difference or as the sigmoid of −g; s alone for the sigmoid's.
+with x or y by u more: 6u, rounded up to 8u. a′(g) is off by 8u of s·(1 + |g|), s the sigmoid, whether 1 − s is formed
+as a difference or as the sigmoid of −g.
 
 * Gate after: y and what comes back to the norm are off by 8u of themselves, beside the norm's own error.
 * Gate first: the norm sees p = x·a(g), off by 8u of itself or, where it is subnormal, by the smallest number. Then the
@@ -46,9 +46,7 @@ def rounded_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:
     return 1.01 * bound + truth.unit(dtype) * exact.abs() + floor
 
 
-def after(
-    x: Tensor, gate: Tensor, spec: NormSpec, weight: Tensor, eps: float, dy: Tensor
-) -> truth.Gradient:
+def after(x: Tensor, gate: Tensor, spec: NormSpec, weight: Tensor, eps: float, dy: Tensor) -> truth.Gradient:
     """Return dgate = dy·x̂·γ·a′(g) for y = x̂·γ·a(g)."""
     s, a, gain, wide = truth.statistics(x, spec, eps), Gate.of(gate), weight.double(), dy.double()
     z = s.xhat * gain

@@ -205,7 +205,9 @@ def _right(part: truth.Gradient, more: float = 0.0) -> Right:
     return Right(part.exact, part.bound + more * part.terms, part.terms)
 
 
-def _y(op: Operator, d: Draw, matrix: Tensor, w: Tensor | None, b: Tensor | None, factor: Tensor | None = None) -> Right:
+def _y(
+    op: Operator, d: Draw, matrix: Tensor, w: Tensor | None, b: Tensor | None, factor: Tensor | None = None
+) -> Right:
     """Return y of the rows in ``matrix``, each element times its ``factor`` where a gate comes after."""
     s = truth.statistics(matrix, op.spec, d.eps)
     gain = truth.gain_of(w, op.spec, matrix.dtype)

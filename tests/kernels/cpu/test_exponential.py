@@ -110,7 +110,9 @@ def test_within_the_stated_ulp_at_a_fine_step(activation: str):
 
 def test_the_ends_of_the_range():
     inf, nan = torch.inf, torch.nan
-    x = torch.tensor([0.0, -0.0, inf, -inf, nan, -1e4, 1e4, -3.4e38, 3.4e38, -108.0, -109.0, -110.0, 1e-45, -1e-45, 1, 2])
+    x = torch.tensor(
+        [0.0, -0.0, inf, -inf, nan, -1e4, 1e4, -3.4e38, 3.4e38, -108.0, -109.0, -110.0, 1e-45, -1e-45, 1, 2]
+    )
     got = kernel("activated", "silu")(x)
     known = torch.tensor([0.0, -0.0, inf, nan, nan, -0.0, 1e4, -0.0, 3.4e38])
     torch.testing.assert_close(got[:9], known, rtol=0, atol=0, equal_nan=True)

@@ -60,7 +60,9 @@ def test_groups_have_statistics_and_weights_of_their_own(place: str, size: int):
 @pytest.mark.parametrize("place", PLACES)
 def test_bfloat16_rounds_once(place: str):
     x, g, w = (randn(*s, seed=i, dtype=BF) for i, s in enumerate([(64, 96), (64, 96), (96,)]))
-    in_float64(x, g, w, 24, PLACES[place], 1e-5, nk.gated_rms_norm(x, g, w, group_size=24, eps=1e-5, spec=PLACES[place]))
+    in_float64(
+        x, g, w, 24, PLACES[place], 1e-5, nk.gated_rms_norm(x, g, w, group_size=24, eps=1e-5, spec=PLACES[place])
+    )
 
 
 SPECS = {
@@ -77,8 +79,8 @@ SPECS = {
 def test_every_declared_rounding_bit_by_bit(name: str):
     """Where gates are exact in both and sums of squares have no rounding, only the declared roundings are left.
 
-    SiLU is 0 or g itself at 0 and beyond 18, the sigmoid 0, 1/2 or 1: 1 + exp(−g) is then exactly 2 or 1. Small integers
-    of the gated products make every sum exact in any order, and 1/√ is IEEE's in both.
+    SiLU is 0 or g itself at 0 and beyond 18, the sigmoid 0, 1/2 or 1: 1 + exp(−g) is then exactly 2 or 1. Gated
+    products that are small integers make every sum exact in any order, and 1/√ is IEEE's in both.
     """
     spec, x_dtype, g_dtype, w_dtype = SPECS[name]
     x = (randn(50, 48) * 3).round().to(x_dtype)

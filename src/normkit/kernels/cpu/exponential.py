@@ -20,9 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import types
-
 from normkit.kernels.cpu.simd import add, div, fma, lanes, mul, splat, sub
 from normkit.kernels.cpu.storage import VI, V, constant
 from normkit.kernels.cpu.sums import f4, jit

@@ -162,7 +162,12 @@ def gated_kernel(t: GatedTags) -> Any:
         while i < high:
             i2 = i % d2
             i1, i0 = i // d2 % d1, i // d2 // d1
-            x, w, g, y = place(q, 0, i0, i1, i2), place(q, 1, i0, i1, i2), place(q, 2, i0, i1, i2), place(q, 3, i0, i1, i2)
+            x, w, g, y = (
+                place(q, 0, i0, i1, i2),
+                place(q, 1, i0, i1, i2),
+                place(q, 2, i0, i1, i2),
+                place(q, 3, i0, i1, i2),
+            )
             for _ in range(min(d2 - i2, high - i)):
                 at = 0
                 if stats != 0:

@@ -222,15 +222,11 @@ def gated_backward_kernel(t: GatedGradTags) -> Any:
     kept = 12 if t.before.name == "yes" else 8
 
     @jit
-    def plain(
-        q: Any, x: Any, w: Any, dy: Any, g: Any, dx: Any, dg: Any, dw: Any, at: Any, scratch: Any
-    ) -> Any:
+    def plain(q: Any, x: Any, w: Any, dy: Any, g: Any, dx: Any, dg: Any, dw: Any, at: Any, scratch: Any) -> Any:
         row(x, w, dy, g, dx, dg, dw, at, word(q, WIDTH), word(q, SLOT), scratch, t)
 
     @jit
-    def packed(
-        q: Any, x: Any, w: Any, dy: Any, g: Any, dx: Any, dg: Any, dw: Any, at: Any, scratch: Any
-    ) -> Any:
+    def packed(q: Any, x: Any, w: Any, dy: Any, g: Any, dx: Any, dg: Any, dw: Any, at: Any, scratch: Any) -> Any:
         n, slot = word(q, WIDTH), word(q, SLOT)
         room = scratch + PACKED * slot
         xx, ww = gathered(q, X, x, room + X * slot, n, t.A), w

@@ -230,6 +230,4 @@ def backward(
     )
 
 
-CPU = Kernel(
-    "cpu", refuses, forward, add_forward, backward, quick, gated_launch.forward, gated_launch.backward
-)
+CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick, gated_launch.forward, gated_launch.backward)
