@@ -23,7 +23,7 @@ RANKS = [
     ["normkit.placement"],
     ["normkit"],
     ["normkit.testing.truth", "normkit.testing.inputs", "normkit.testing.ulp"],
-    ["normkit.testing.subject"],
+    ["normkit.testing.subject", "normkit.testing.gates"],
     ["normkit.testing.judges"],
     ["normkit.testing.layouts", "normkit.testing.shrink", "normkit.testing.operators"],
     ["normkit.testing.cases"],

@@ -13,12 +13,34 @@ def test_an_ordinary_call_runs_fused():
     assert "A row's bits depend on that row alone" in str(told)
 
 
+@pytest.mark.parametrize("spec", [nk.GATED_RMS, nk.MAMBA2, nk.QWEN3_NEXT_GATED, nk.KIMI_GATED])
+def test_a_gated_norm_runs_fused_with_a_gate_and_without(spec: nk.NormSpec):
+    x, w = randn(4, 32), randn(32).requires_grad_()
+    for gate, size in ((randn(4, 32), None), (randn(4, 32), 8), (None, None)):
+        assert nk.explain(x, spec, w, gate=gate, group_size=size).kernel == "cpu"
+    told = nk.explain(x, spec, w, gate=randn(4, 32).double())
+    assert told.kernel == "reference"
+    assert "gate is torch.float64" in str(told)
+
+
+def test_what_explains_no_gated_call_in_words():
+    x = randn(4, 32)
+    for message, call in (
+        ("need a gated spec such as nk.MAMBA2", lambda: nk.explain(x, nk.LLAMA, gate=x)),
+        ("need a gated spec such as nk.MAMBA2", lambda: nk.explain(x, nk.LLAMA, group_size=8)),
+        ("over the last axis, got axis=0", lambda: nk.explain(x, nk.MAMBA2, axis=0, gate=x)),
+        (r"gate must have x's shape \(4, 32\)", lambda: nk.explain(x, nk.MAMBA2, gate=x[0])),
+        ("group_size must divide the width 32, got 5", lambda: nk.explain(x, nk.MAMBA2, gate=x, group_size=5)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize(
     ("x", "spec", "why"),
     [
         (torch.zeros(2, 8, dtype=torch.float64), nk.LLAMA, "float64"),
         (torch.zeros(2, 8), nk.GEMMA3N, "1/√"),
-        (torch.zeros(2, 8), nk.MAMBA2, "gated"),
         (torch.zeros(0, 8), nk.LLAMA, "empty"),
     ],
 )

@@ -1,7 +1,8 @@
 """gated_rms_norm: gate before and after, groups, weights of every shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +11,26 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import silu
 
 import normkit as nk
+from normkit.kernels.rounding import result_dtype
 from rows import FLOATS, randn
 
+# On the reference where many dtypes meet; tests/kernels/cpu/test_gated.py is about the kernels.
+GATE: Any = {"gate": "after", "activation": "silu"}
+on_the_reference = pytest.mark.usefixtures("reference")
 SPECS = {"gated": nk.GATED_RMS, "mamba2": nk.MAMBA2, "qwen": nk.QWEN3_NEXT_GATED, "kimi": nk.KIMI_GATED}
+
+
+@pytest.fixture
+def reference() -> Iterator[None]:
+    with nk.use("reference"):
+        yield
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     return randn(5, 3, 24, dtype=dtype), randn(5, 3, 24, seed=1, dtype=dtype), randn(24, seed=2, dtype=dtype)
 
 
+@on_the_reference
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", [1, 4, 12, 24])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -55,11 +67,13 @@ def test_place_and_activation_by_the_formula():
         torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
 
+@on_the_reference
 def test_the_places_differ_by_more_than_rounding():
     x, g, w = inputs()
     assert (nk.gated_rms_norm(x, g, w, gate_first=True) - nk.gated_rms_norm(x, g, w)).abs().max() > 0.1
 
 
+@on_the_reference
 def test_roundings_of_a_gate_after_a_rounded_weight():
     """Qwen3-Next rounds x̂, then w·x̂, then the gated product; the default rounds once."""
     x, g, w = inputs(torch.bfloat16)
@@ -71,6 +85,7 @@ def test_roundings_of_a_gate_after_a_rounded_weight():
     assert not torch.equal(nk.gated_rms_norm(x, g, w), expected)
 
 
+@on_the_reference
 @pytest.mark.parametrize("gate_first", [False, True])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_output_dtype_follows_the_spec_wherever_the_gate_is(spec: nk.NormSpec, gate_first: bool):
@@ -82,12 +97,35 @@ def test_output_dtype_follows_the_spec_wherever_the_gate_is(spec: nk.NormSpec, g
         assert nk.gated_rms_norm(x, gate, w, spec=spec, gate_first=gate_first).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        nk.NormSpec(cast="t5", output="promote", **GATE),
+        nk.NormSpec(weight="one_plus", cast="first", output="promote", **GATE),
+        nk.NormSpec(weight="one_plus_rounded", cast="first", output="promote", **GATE),
+        nk.NormSpec(output="promote", **GATE),
+    ],
+    ids=lambda spec: spec.code,
+)
+@pytest.mark.parametrize("w_dtype", FLOATS)
+@on_the_reference
+def test_a_gate_changes_no_output_dtype(spec: nk.NormSpec, w_dtype: torch.dtype, gate_first: bool):
+    """Promotion is of x, weight and statistics; the gate's own dtype changes nothing."""
+    for x_dtype in FLOATS:
+        x, g, w = (t.to(d) for t, d in zip(inputs(), (x_dtype, torch.float32, w_dtype), strict=True))
+        expected = result_dtype(spec, x_dtype, w_dtype, None)
+        assert nk.gated_rms_norm(x, g, w, spec=spec, gate_first=gate_first).dtype == expected
+        assert nk.gated_rms_norm(x, None, w, spec=spec).dtype == expected
+
+
 def test_without_a_gate_it_is_the_norm():
     x, _, w = inputs(torch.bfloat16)
     assert torch.equal(nk.gated_rms_norm(x, None, w), nk.rms_norm(x, w))
     assert torch.equal(nk.gated_rms_norm(x, None, w, spec=nk.MAMBA2), nk.rms_norm(x, w, spec=nk.LLAMA))
 
 
+@on_the_reference
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("shape", [(24,), (3, 24), (5, 1, 24), (1,), (3, 1), ()])
 def test_weights_that_broadcast(shape: tuple[int, ...], size: int | None):

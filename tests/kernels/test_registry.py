@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ def test_a_decision_says_why():
         assert choose(request()).kernel is REFERENCE
 
 
+GATE: Any = {"gate": "after", "activation": "silu"}
 REFUSED = {
     "float64": (request(x=X.double()), "x is torch.float64"),
     "weight in float64": (request(weight=W.double()), "weight is torch.float64"),
@@ -50,8 +52,16 @@ REFUSED = {
         "more than three outer axes",
     ),
     "trainable, per row": (request(weight=torch.ones(4, 1, requires_grad=True)), "differs from row to row"),
-    "masked": (request(masked=True), "masks and gates"),
-    "gated": (request(spec=nk.MAMBA2, gated=True), "gated norms have no kernel"),
+    "masked": (request(masked=True), "masks have no row kernel"),
+    "gated, no gate": (request(spec=nk.MAMBA2), "disagree on whether there is a gate"),
+    "gate, ungated": (request(gate=X), "disagree on whether there is a gate"),
+    "gated layer": (request(spec=nk.NormSpec(centered=True, **GATE), gate=X), "gated layer norms have no kernel"),
+    "gate in float64": (request(spec=nk.MAMBA2, gate=X.double()), "gate is torch.float64"),
+    "gated, bias": (request(spec=nk.GATED_RMS, gate=X, bias=W), "with a bias or a residual"),
+    "gated, trained per row": (
+        request(nk.GATED_RMS, randn(4, 2, 4), (2,), gate=randn(4, 2, 4), weight=torch.ones(4, 1, 4).requires_grad_()),
+        "differs from row to row",
+    ),
     "own dtype": (request(spec=nk.IMAGE_GPT), "every intermediate is to be in x's dtype"),
     "unbiased": (request(spec=nk.NormSpec(statistic="unbiased")), "unbiased"),
     "outside": (request(spec=nk.NormSpec(eps="outside")), "ε is not inside the root"),
@@ -89,7 +99,7 @@ def test_every_function_raises_what_it_cannot_do_by_name():
             lambda: nk.rms_norm(X.double()),
             lambda: nk.normalize(X, nk.GEMMA3N, W, eps=1e-6),
             lambda: nk.add_rms_norm(X, X.double()),
-            lambda: nk.gated_rms_norm(X, X, W),
+            lambda: nk.gated_rms_norm(X, X.double(), W),
             lambda: nk.rms_norm(torch.empty(4, 8, device="meta")),
         ):
             with pytest.raises(ValueError, match="asked for by name but cannot take this call"):
@@ -164,9 +174,7 @@ def test_a_backward_uses_what_its_forward_used():
 
 
 def test_which_named_specs_have_a_kernel():
-    """The table of the documentation: everything but gates, powers, quotients and what is formed in x's own dtype."""
-    without = {name for name, spec in NAMED.items() if CPU.refuses(request(spec=spec)) is not None}
-    assert without == {
-        "GEMMA3N", "ROUNDED_ROOT_RMS", "IMAGE_GPT", "DEBERTA", "SCALE_NORM",
-        "MAMBA2", "QWEN3_NEXT_GATED", "KIMI_GATED", "GATED_RMS",
-    }  # fmt: skip
+    """The table of the documentation: everything but powers, quotients and what is formed in x's own dtype."""
+    gates = {name: None if spec.gate == "none" else X for name, spec in NAMED.items()}
+    without = {name for name, spec in NAMED.items() if CPU.refuses(request(spec=spec, gate=gates[name])) is not None}
+    assert without == {"GEMMA3N", "ROUNDED_ROOT_RMS", "IMAGE_GPT", "DEBERTA", "SCALE_NORM"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import GATED_RMS
 from normkit.functional.rows import check_parameters
+from normkit.ops.gated import gate_normalize
 from normkit.ops.rows import normalize
 from normkit.spec import NormSpec
 
@@ -64,29 +65,53 @@ def gated_rms_norm(
         spec = replace(spec, gate="before" if gate_first else "after")
     if activation is not None:
         spec = replace(spec, activation=activation)
+    check_gate(gate, x, name)
+    number = eps_value(check_eps(eps, name), x.dtype)
+    check_parameters(spec, weight, name)
+    rows = in_groups(x, gate, weight, group_size, name)
+    if rows.gate is None:
+        y = normalize(rows.x, without_gate(spec), rows.weight, axes=rows.axes, eps=number)
+    else:
+        y = gate_normalize(rows.x, rows.gate, spec, rows.weight, axes=rows.axes, eps=number)
+    return y.flatten(-2)
+
+
+class Groups(NamedTuple):
+    """The arguments as the kernels see them: (…, groups, size), one statistic over the last axis."""
+
+    x: Tensor
+    gate: Tensor | None
+    weight: Tensor | None
+    axes: tuple[int, ...]
+
+
+def check_gate(gate: Tensor | None, x: Tensor, name: str) -> None:
+    """Raise unless ``gate`` is None or floating and of x's shape, and x has an axis."""
     if gate is not None and check_float(gate, name, "gate").shape != x.shape:
         raise ValueError(f"{name}: gate must have x's shape {tuple(x.shape)}, got {tuple(gate.shape)}")
     if x.dim() == 0:
         raise ValueError(f"{name}: x needs at least one axis, got a scalar")
-    number = eps_value(check_eps(eps, name), x.dtype)
-    check_parameters(spec, weight, name)
+
+
+def in_groups(x: Tensor, gate: Tensor | None, weight: Tensor | None, group_size: int | None, name: str) -> Groups:
+    """Split the last axis into groups of ``group_size``, for whoever is called ``name``."""
     width = x.shape[-1]
     size = max(width, 1) if group_size is None else group_size
     if size < 1 or width % size:
         raise ValueError(f"{name}: group_size must divide the width {width}, got {group_size}")
     w = align_parameter(weight, x, (x.dim() - 1,), name, "weight")
-    if gate is None:
-        spec = replace(spec, gate="none", activation="none")
-    grouped = (width // size, size)
-    y = normalize(
-        x.unflatten(-1, grouped),
-        spec,
-        None if w is None else _grouped(w, grouped),
-        axes=(x.dim(),),
-        eps=number,
-        gate=None if gate is None else gate.unflatten(-1, grouped),
+    sizes = (width // size, size)
+    return Groups(
+        x.unflatten(-1, sizes),
+        None if gate is None else gate.unflatten(-1, sizes),
+        None if w is None else _grouped(w, sizes),
+        (x.dim(),),
     )
-    return y.flatten(-2)
+
+
+def without_gate(spec: NormSpec) -> NormSpec:
+    """Return what ``spec`` is where no gate is given."""
+    return replace(spec, gate="none", activation="none")
 
 
 def _grouped(weight: Tensor, grouped: tuple[int, int]) -> Tensor:

@@ -13,7 +13,10 @@ from normkit.spec import NormSpec
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x."""
+    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x.
+
+    With a gate, x and the gate are (…, groups, width): one statistic for every group of a position.
+    """
 
     spec: NormSpec
     x: Tensor
@@ -21,7 +24,7 @@ class Request:
     weight: Tensor | None = None
     bias: Tensor | None = None
     residual: Tensor | None = None
-    gated: bool = False
+    gate: Tensor | None = None
     masked: bool = False
 
 
@@ -40,6 +43,9 @@ class Kernel:
             returns (y, statistics or None).
         quick_add: (request) → a function of (x, residual, weight, bias, eps, alpha, beta, keep), likewise, which
             returns (y, sum, statistics or None).
+        gated_forward: (x, gate, spec, weight, axes=, eps=, keep=) → (y, statistics or None).
+        gated_backward: (x, gate, spec, weight, dy, statistics, axes=, wanted=) → (dx, dgate, dweight), wanted in that
+            order.
     """
 
     name: str
@@ -49,3 +55,5 @@ class Kernel:
     backward: Callable[..., Any]
     quick: Callable[[Request], Callable[..., Any]]
     quick_add: Callable[[Request], Callable[..., Any]]
+    gated_forward: Callable[..., Any]
+    gated_backward: Callable[..., Any]

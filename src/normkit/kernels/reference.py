@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.kernels.rounding import keep_rounded, round_to
+from normkit.kernels.rounding import keep_rounded, result_dtype, round_to
 from normkit.kernels.statistics import Count, accumulation_dtype, center, rescaled_epsilon, rescaling
 from normkit.spec import NormSpec
 
@@ -48,9 +48,8 @@ def normalize(
     normed = _normalized(work, spec, axes, eps, count, x.dtype) if x.numel() else work.clone()
     y = _apply_weight(normed, spec, weight, bias, target)
     if spec.gate == "after" and gate is not None:
-        y = (y * activate(gate, spec.activation)).to(
-            target if spec.output == "input" else _promoted(target, weight, bias)
-        )
+        dtypes = (None if p is None else p.dtype for p in (weight, bias))
+        y = (y * activate(gate, spec.activation)).to(result_dtype(spec, target, *dtypes))
     return y if mask is None else torch.where(mask, y, torch.zeros((), dtype=y.dtype, device=y.device))
 
 

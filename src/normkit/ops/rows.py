@@ -27,13 +27,12 @@ def normalize(
     *,
     axes: tuple[int, ...],
     eps: float,
-    gate: Tensor | None = None,
     mask: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute ``spec`` on x by the best way there is; arguments as `normkit.kernels.reference.normalize` takes them."""
     if not watched():
-        request = Request(spec, x, axes, weight, bias, gated=gate is not None, masked=mask is not None)
+        request = Request(spec, x, axes, weight, bias, masked=mask is not None)
         kernel = choose(request, x, weight, bias, out)
         if kernel is not REFERENCE:
             if needs_grad(x, weight, bias):
@@ -45,7 +44,7 @@ def normalize(
             kernel.forward(x, spec, weight, bias, axes=axes, eps=eps, out=out)
             increment_version(out)  # a backward that saved the old values must notice
             return out
-    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps, gate=gate, mask=mask)
+    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps, mask=mask)
     return y if out is None else out.copy_(y)
 
 

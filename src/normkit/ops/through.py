@@ -17,7 +17,7 @@ def through_reference(
     dy: Tensor,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference at saved (x or sum, weight, bias): the way to second derivatives."""
+    """Differentiate the reference at saved (x or sum, weight, bias[, gate]): the way to second derivatives."""
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a leaf's own gradient is not what is asked for, while its graph stays connected.
@@ -25,9 +25,10 @@ def through_reference(
             None if t is None else (t.view_as(t) if t.requires_grad else t.detach().requires_grad_(w))
             for t, w in zip(inputs, wanted, strict=True)
         )
-        x, w, b = leaves
+        x, w, b, *gates = leaves
         assert x is not None
-        y = reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, out_dtype=out_dtype)
+        gate = gates[0] if gates else None
+        y = reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, gate=gate, out_dtype=out_dtype)
         asked = [t for t, w in zip(leaves, wanted, strict=True) if w and t is not None]
         found = iter(torch.autograd.grad(y, asked, dy, create_graph=keep_graph, allow_unused=True))
     return tuple(next(found) if w and t is not None else None for t, w in zip(leaves, wanted, strict=True))

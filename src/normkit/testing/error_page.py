@@ -25,7 +25,7 @@ rounded once.
 mean 2000, 256 with one 255, one outlier of 1e3, constant, zero, 1e-20, 1e18, and 1e-42, whose results are
 subnormal. There, numbers are multiples of 1.4e-45 and 1/√ε multiplies what rounding left of the mean: a few hundred
 of those multiples are the large figures under dw of centred float32 norms, 1e-43 in size. Every figure lies within
-the bound derived in `normkit.testing.truth`; `tests/testing/test_errors.py` holds it there.
+the bound derived in `normkit.testing.truth` and `normkit.testing.gates`; `tests/testing/test_errors.py` holds it there.
 """
 
 

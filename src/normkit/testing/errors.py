@@ -14,7 +14,7 @@ from normkit.testing.operators import OPERATORS, Draw, Operator, Right, right, s
 from normkit.testing.ulp import Error, ulp
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUANTITIES = ("y", "dx", "dw", "db", "dresidual")
+QUANTITIES = ("y", "dx", "dw", "db", "dresidual", "dgate")
 BACKENDS = ("reference", "cpu")
 
 

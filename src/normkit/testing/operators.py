@@ -10,9 +10,8 @@ from torch import Tensor
 
 from normkit import functional as F
 from normkit.conventions import GATED_RMS, GEMMA, L2_NORM, LLAMA, OLMO2, T5, TORCH_LAYER_NORM
-from normkit.kernels.reference import activate
 from normkit.spec import NormSpec
-from normkit.testing import truth
+from normkit.testing import gates, truth
 
 GROUPS = 2
 CHANNELS = 4
@@ -42,6 +41,7 @@ class Operator:
         takes: names of its differentiable arguments; x first.
         arrange: turns a tensor of x's shape into rows that share a statistic.
         fused: whether it asks the registry for a kernel; one that does not runs on the reference whatever is asked for.
+        gate_first: whether a gate multiplies x instead of the result.
     """
 
     name: str
@@ -51,10 +51,11 @@ class Operator:
     arrange: Callable[[Tensor], Tensor] = lambda t: t
     shape: Callable[[int, int], tuple[int, ...]] = lambda rows, n: (rows, n)
     fused: bool = True
+    gate_first: bool = False
 
     @property
     def gated(self) -> bool:
-        """Whether a gate multiplies the result."""
+        """Whether a gate multiplies the result, or with ``gate_first`` x."""
         return "gate" in self.takes
 
     def channels(self, n: int) -> int:
@@ -103,6 +104,13 @@ OPERATORS: tuple[Operator, ...] = (
         replace(GATED_RMS, gate="none", activation="none"),
         lambda d: F.gated_rms_norm(d.x, d.gate, d.weight, eps=d.eps),
         ("x", "weight", "gate"),
+    ),
+    Operator(
+        "gated first",
+        replace(GATED_RMS, gate="none", activation="none"),
+        lambda d: F.gated_rms_norm(d.x, d.gate, d.weight, eps=d.eps, gate_first=True),
+        ("x", "weight", "gate"),
+        gate_first=True,
     ),
     Operator(
         "group",
@@ -167,34 +175,51 @@ def right(op: Operator, d: Draw, y_dtype: torch.dtype) -> dict[str, Right]:
         return None if p is None else op.arrange(p.expand(shape))
 
     matrix, w, b = op.arrange(stream), spread(weight), spread(bias)
-    factor = op.arrange(activate(d.gate.double(), "silu")) if op.gated else torch.ones((), dtype=torch.float64)
-    # The gate multiplies y, so it multiplies what comes back to the norm. SiLU in float32: exp, sum, quotient, product.
-    extra = 8 * truth.unit(torch.float32) if op.gated else 0.0
-    found = {"y": _y(op, d, matrix, w, b, factor, extra)}
-    per = truth.backward(matrix, op.spec, w, d.eps, op.arrange(d.dy.double()) * factor)
-    found["dx"] = Right(per.dx.exact, per.dx.bound + extra * per.dx.terms, per.dx.terms)
+    if op.gate_first:
+        assert w is not None
+        dx, dgate, dw = gates.first(matrix, d.gate, op.spec, w, d.eps, d.dy)
+        per = truth.Gradients(dx, dw, truth.Gradient(*(torch.zeros_like(dw.exact),) * 3))
+        found = {"y": _y(op, d, gates.products(matrix, d.gate), w, b), "dx": _right(dx), "dgate": _right(dgate)}
+    else:
+        factor = gates.Gate.of(d.gate).value if op.gated else torch.ones((), dtype=torch.float64)
+        # The gate multiplies y, so it multiplies what comes back to the norm.
+        per = truth.backward(matrix, op.spec, w, d.eps, op.arrange(d.dy.double()) * factor)
+        found = {"y": _y(op, d, matrix, w, b, factor), "dx": _right(per.dx, gates.FACTOR if op.gated else 0.0)}
+        if op.gated:
+            assert w is not None
+            found["dgate"] = _right(gates.after(matrix, d.gate, op.spec, w, d.eps, d.dy))
     found = {name: Right(*(scattered(op, t, shape) for t in (r.exact, r.bound, r.size))) for name, r in found.items()}
     if "residual" in op.takes:
         found["dresidual"] = found["dx"]
     for name, p, part in (("dw", weight, per.dw), ("db", bias, per.db)):
         if p is not None:
-            laid = truth.Gradient(
-                *(scattered(op, t, shape) for t in (part.exact, part.bound + extra * part.terms, part.terms))
-            )
+            more = gates.FACTOR if op.gated and not op.gate_first else 0.0
+            bound = part.bound + more * part.terms
+            laid = truth.Gradient(*(scattered(op, t, shape) for t in (part.exact, bound, part.terms)))
             total = truth.summed(laid, p.shape, p.dtype, truth.unit(torch.float32))
             found[name] = Right(total.exact, total.bound, total.terms)
     return found
 
 
+def _right(part: truth.Gradient, more: float = 0.0) -> Right:
+    return Right(part.exact, part.bound + more * part.terms, part.terms)
+
+
 def _y(
-    op: Operator, d: Draw, matrix: Tensor, w: Tensor | None, b: Tensor | None, factor: Tensor, extra: float
+    op: Operator, d: Draw, matrix: Tensor, w: Tensor | None, b: Tensor | None, factor: Tensor | None = None
 ) -> Right:
+    """Return y of the rows in ``matrix``, each element times its ``factor`` where a gate comes after."""
     s = truth.statistics(matrix, op.spec, d.eps)
     gain = truth.gain_of(w, op.spec, matrix.dtype)
     size = s.xhat.abs().clamp(min=1.0) if op.spec.centered else s.xhat.abs()
     size = size if gain is None else size * gain.abs()
     size = size if b is None else torch.maximum(size, b.double().abs())
-    held = None if w is None else w.double() * factor if op.gated else w
+    after = w is not None and op.gated and factor is not None
+    held = w.double() * factor if after else w  # type: ignore[union-attr,operator]
     a = truth.forward(matrix, op.spec, held, b, d.eps, d.x.dtype)
-    bound = torch.maximum(a.exact - a.low, a.high - a.exact) + extra * a.exact.abs()
-    return Right(a.exact, bound, size * factor.abs())
+    bound = torch.maximum(a.exact - a.low, a.high - a.exact)
+    if op.gated:
+        bound = bound + (gates.XHAT if op.gate_first else gates.FACTOR) * a.exact.abs()
+    if op.gate_first and gain is not None:  # a subnormal product is off by the smallest number, which x̂ multiplies
+        bound = bound + truth.spacing(torch.float32) * s.inverse * gain.abs()
+    return Right(a.exact, bound, size if factor is None else size * factor.abs())

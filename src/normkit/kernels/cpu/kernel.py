@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.contract import Kernel, Request
-from normkit.kernels.cpu import contiguous
+from normkit.kernels.cpu import contiguous, gated_launch
 from normkit.kernels.cpu import rows as launch
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
@@ -33,32 +33,35 @@ def _refuses_spec(spec: NormSpec) -> str | None:
         (spec.eps != "inside", "ε is not inside the root"),
         (spec.root != "reciprocal", f"root={spec.root!r}; the kernels multiply by 1/√"),
         (spec.root_rounding != "none", "the inverse root is to be rounded to x's dtype"),
-        (spec.gate != "none", "gated norms have no kernel"),
+        (spec.gate != "none" and spec.kind != "rms", f"gated {spec.kind} norms have no kernel"),
     )
     return next((why for wrong, why in checks if wrong), None)
 
 
 def _refuses_tensors(request: Request) -> str | None:
-    tensors = {"x": request.x, "weight": request.weight, "bias": request.bias, "residual": request.residual}
+    tensors = {"x": request.x, "weight": request.weight, "bias": request.bias}
+    tensors |= {"residual": request.residual, "gate": request.gate}
     for name, t in tensors.items():
         if t is not None and t.device.type != "cpu":
             return f"{name} is on {t.device}"
         if t is not None and t.dtype not in launch.NAMES:
             return f"{name} is {t.dtype}; the kernels take float32, bfloat16 and float16"
     parameters = (request.weight, request.bias)
-    if request.gated or request.masked:
-        return "masks and gates have no row kernel"
+    if request.masked:
+        return "masks have no row kernel"
+    if (request.gate is None) != (request.spec.gate == "none"):
+        return "the spec and the call disagree on whether there is a gate"
+    if request.gate is not None and (request.bias is not None or request.residual is not None):
+        return "a gated norm with a bias or a residual has no kernel"
     if request.x.numel() == 0:
         return "x is empty"
     if not _installed():
         return "numba is not installed"
-    if (
-        not _contiguous(request)
-        and layout_of(request.x, request.axes, request.weight, request.bias, request.residual) is None
-    ):
+    if (request.gate is not None or not _contiguous(request)) and _layout(request) is None:
         return "the normalised axes form no single row, or more than three outer axes cannot be merged"
     trained = [p for p in parameters if p is not None and p.requires_grad and torch.is_grad_enabled()]
-    if any(not one_row(p, request.x, request.axes) for p in trained):
+    shared = request.axes if request.gate is None else (request.x.dim() - 2, request.x.dim() - 1)
+    if any(not one_row(p, request.x, shared) for p in trained):
         return "a trainable weight or bias differs from row to row; its gradient has no kernel"
     return None
 
@@ -77,11 +80,10 @@ def _all_contiguous(
     return _is_row(weight, x) and _is_row(bias, x)
 
 
-def layout_of(
-    x: Tensor, axes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
-) -> launch.Rows | None:
-    """Return how the rows of the inputs lie, or None."""
-    return launch.lay_out(axes, (x, weight, bias, residual), x.shape)
+def _layout(request: Request) -> launch.Rows | None:
+    x = request.x
+    tensors = (x, request.weight, request.bias, request.residual, request.gate)
+    return launch.lay_out(request.axes, tensors, x.shape)
 
 
 def one_row(p: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
@@ -209,16 +211,13 @@ def backward(
     code = launch.backward_code(spec, kinds, dy.dtype, x.dtype, _dtype(extra), wanted)
     dw, db = launch.backward(code, rows, x, weight, dy, dx, extra, stats, wanted[1], wanted[2])
     shape = [x.shape[a] if a in axes else 1 for a in range(x.dim())]
-
-    def of(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
-        if gradient is None or p is None:
-            return None
-        if p.numel() == gradient.shape[1]:
-            return launch.fold(gradient, p.dtype).view(p.shape)
-        # A parameter that broadcasts along the row (a scalar gain) collects the row's sum.
-        return launch.fold(gradient, torch.float32).view(shape).sum_to_size(p.shape).to(p.dtype)
-
-    return dx, of(dw, weight), of(db, bias)
+    return (
+        dx,
+        None if dw is None or weight is None else launch.folded(dw, weight, shape),
+        None if db is None or bias is None else launch.folded(db, bias, shape),
+    )
 
 
-CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick, quick_add)
+CPU = Kernel(
+    "cpu", refuses, forward, add_forward, backward, quick, quick_add, gated_launch.forward, gated_launch.backward
+)

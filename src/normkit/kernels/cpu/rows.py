@@ -54,7 +54,8 @@ def _code(name: str, make: Callable[[], Callable[[Any], None]]) -> Code:
     return Code(address, ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address), short)
 
 
-def _flag(value: bool) -> str:
+def flag(value: bool) -> str:
+    """Return the tag of a switch."""
     return "yes" if value else "no"
 
 
@@ -98,9 +99,9 @@ def _make_forward(spec: NormSpec, kinds: Kinds) -> Code:
         "P": NAMES[between],
         "B": NAMES[kinds.b or torch.float32],
         "Y": NAMES[kinds.y],
-        "added": _flag(kinds.residual is not None),
-        "has_b": _flag(kinds.b is not None),
-        "past": _flag(kinds.y == torch.float32 and not kinds.packed),
+        "added": flag(kinds.residual is not None),
+        "has_b": flag(kinds.b is not None),
+        "past": flag(kinds.y == torch.float32 and not kinds.packed),
     }
 
     def make(tag: Any) -> Callable[[Any], None]:
@@ -108,7 +109,7 @@ def _make_forward(spec: NormSpec, kinds: Kinds) -> Code:
 
         return forward_kernel(RowTags(**{name: tag(value) for name, value in tags.items()}))
 
-    return _tagged("forward", tags, make)
+    return tagged("forward", tags, make)
 
 
 def backward_code(
@@ -127,10 +128,10 @@ def backward_code(
             "G": NAMES[dy],
             "D": NAMES[dx],
             "E": NAMES[extra or kinds.x],
-            "added": _flag(extra is not None),
-            "want_x": _flag(wanted[0]),
-            "want_w": _flag(wanted[1]),
-            "want_b": _flag(wanted[2]),
+            "added": flag(extra is not None),
+            "want_x": flag(wanted[0]),
+            "want_w": flag(wanted[1]),
+            "want_b": flag(wanted[2]),
         }
 
         def make(tag: Any) -> Callable[[Any], None]:
@@ -138,7 +139,7 @@ def backward_code(
 
             return backward_kernel(GradTags(**{name: tag(value) for name, value in tags.items()}))
 
-        code = _codes[key] = _tagged("backward", tags, make)
+        code = _codes[key] = tagged("backward", tags, make)
     return code
 
 
@@ -149,17 +150,17 @@ def _common_tags(spec: NormSpec, kinds: Kinds) -> dict[str, str]:
         "X": NAMES[kinds.x],
         "R": NAMES[first or kinds.x],
         "W": NAMES[kinds.w or torch.float32],
-        "centered": _flag(spec.centered),
-        "sum": _flag(spec.statistic == "sum"),
-        "has_w": _flag(kinds.w is not None),
-        "plus": _flag(spec.weight == "one_plus"),
-        "plus_rounded": _flag(spec.weight == "one_plus_rounded"),
-        "first": _flag(first is not None),
-        "packed": _flag(kinds.packed),
+        "centered": flag(spec.centered),
+        "sum": flag(spec.statistic == "sum"),
+        "has_w": flag(kinds.w is not None),
+        "plus": flag(spec.weight == "one_plus"),
+        "plus_rounded": flag(spec.weight == "one_plus_rounded"),
+        "first": flag(first is not None),
+        "packed": flag(kinds.packed),
     }
 
 
-def _tagged(kind: str, tags: dict[str, str], make: Callable[[Any], Callable[[Any], None]]) -> Code:
+def tagged(kind: str, tags: dict[str, str], make: Callable[[Any], Callable[[Any], None]]) -> Code:
     """Return the code of a kind and its tags; ``make`` is given the tag class, which only compiling needs."""
 
     def kernel() -> Callable[[Any], None]:
@@ -360,6 +361,14 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
         code = _codes["fold", dtype] = _code(f"fold {NAMES[dtype]}", make)
     code.call(struct.pack("4q", parts.data_ptr(), total.data_ptr(), count, width))
     return total
+
+
+def folded(parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the gradient of ``p`` from partials over the elements of ``shape``, to which p broadcasts."""
+    if p.numel() == parts.shape[1]:
+        return fold(parts, p.dtype).view(p.shape)
+    # A parameter that broadcasts along the row (a scalar gain) collects the row's sum.
+    return fold(parts, torch.float32).view(tuple(shape)).sum_to_size(p.shape).to(p.dtype)
 
 
 def new_statistics(spec: NormSpec, count: int) -> Tensor:

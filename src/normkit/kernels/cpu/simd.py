@@ -213,7 +213,7 @@ def _binary(operation: str) -> Any:
     return operate
 
 
-add, sub, mul = _binary("fadd"), _binary("fsub"), _binary("fmul")
+add, sub, mul, div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _binary("fdiv")
 
 
 @intrinsic
