@@ -54,7 +54,8 @@ def explain(
         residual: as for `normkit.add_rms_norm`, where one is added.
 
     Raises:
-        TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call.
+        TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call,
+            or rows are to be batch-invariant and no kernel takes it.
 
     Example:
         >>> import torch, normkit as nk
@@ -66,6 +67,8 @@ def explain(
     check_float(x, "explain")
     axes = check_axes(axis, x, "explain")
     w, b = (align_parameter(p, x, axes, "explain", what) for p, what in ((weight, "weight"), (bias, "bias")))
+    if watched() and registry.batch_invariant():
+        return _opaque(spec)
     if watched():
         return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
     if not all(map(plain, (x, w, b, residual))):
@@ -74,3 +77,11 @@ def explain(
     decision = registry.choose(Request(spec, x, axes, w, b, residual, gated=spec.gate != "none"))
     name = decision.kernel.name
     return Explanation(name, decision.reason, decision.rejected, batch_invariant=name != "reference")
+
+
+def _opaque(spec: NormSpec) -> Explanation:
+    from normkit.ops import opaque  # registers the operators
+
+    opaque.check_surrounding(gated=spec.gate != "none")
+    reason = "called through a registered operator, into which a compiler does not look; batch_invariant is on"
+    return Explanation("cpu", reason, (), batch_invariant=True)

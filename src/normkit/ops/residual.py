@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels import reference
+from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import round_to
@@ -38,6 +38,10 @@ def add_normalize(
                 return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel)  # type: ignore[no-any-return]
             y, s, _ = kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
             return y, s
+    elif registry.batch_invariant():
+        from normkit.ops import opaque  # registers the operators
+
+        return opaque.add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
     return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
 
 
@@ -84,7 +88,7 @@ class _AddNorm(torch.autograd.Function):
         ctx.save_for_backward(s, weight, bias, stats)
         ctx.set_materialize_grads(False)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel, ctx.scales = spec, axes, eps, kernel, (alpha, beta)
-        ctx.dtypes = (x.dtype, residual.dtype)
+        ctx.dtypes, ctx.batch_invariant = (x.dtype, residual.dtype), registry.batch_invariant()
         return y, s
 
     @staticmethod
@@ -115,12 +119,13 @@ class _AddNorm(torch.autograd.Function):
                     extra=ds,
                     target=dtype_x,
                 )
-        dx = _scaled(total, beta, dtype_x) if want_x else None
-        dr = _scaled(total, alpha, dtype_residual) if want_residual else None
+        dx = scaled(total, beta, dtype_x) if want_x else None
+        dr = scaled(total, alpha, dtype_residual) if want_residual else None
         return dx, dr, dw, db, None, None, None, None, None, None
 
 
-def _scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
+def scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
+    """Return the gradient of one summand from that of the sum."""
     if total is None:
         return None
     return (total if factor == 1 else total * factor).to(dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import reference
+from normkit.kernels.registry import not_invariant
 
 
 def through_reference(
@@ -17,7 +18,13 @@ def through_reference(
     dy: Tensor,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference at saved (x or sum, weight, bias): the way to second derivatives."""
+    """Differentiate the reference at saved (x or sum, weight, bias): the way to second derivatives.
+
+    Raises:
+        ValueError: where the forward promised rows that do not depend on their batch; the reference cannot.
+    """
+    if ctx.batch_invariant:
+        raise not_invariant("its backward is itself differentiated, or something looks inside its operators")
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a leaf's own gradient is not what is asked for, while its graph stays connected.
