@@ -153,6 +153,19 @@ def test_the_row_alone_decides_in_eager_mode():
 
 
 X = randn(4, 12)
+
+
+def function_mode() -> Tensor:
+    class Nothing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+        ) -> object:
+            return func(*args, **(kwargs or {}))  # type: ignore[arg-type]
+
+    with Nothing():
+        return nk.rms_norm(X)
+
+
 EAGER: dict[str, tuple[Callable[[], object], str]] = {
     "float64": (lambda: nk.rms_norm(X.double()), "x is torch.float64"),
     "no kernel": (lambda: nk.normalize(X, nk.GEMMA3N, eps=1e-6), "root='power'"),
@@ -167,19 +180,8 @@ EAGER: dict[str, tuple[Callable[[], object], str]] = {
     "add, forward mode": (lambda: jvp(lambda t: nk.add_rms_norm(t, X), (X,), (X,)), "forward-mode"),
     "export": (lambda: torch.export.export(nk.RMSNorm(12), (X,)), "exported graph"),
     "explain": (lambda: nk.explain(X.double(), nk.LLAMA), "x is torch.float64"),
-    "function mode": (lambda: function_mode(), "function mode"),
+    "function mode": (function_mode, "function mode"),
 }
-
-
-def function_mode() -> Tensor:
-    class Nothing(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
-        ) -> object:
-            return func(*args, **(kwargs or {}))  # type: ignore[arg-type]
-
-    with Nothing():
-        return nk.rms_norm(X)
 
 
 @pytest.mark.parametrize("name", EAGER)
@@ -204,7 +206,7 @@ def test_empty_rows_pass():
     with nk.use(batch_invariant=True):
         assert nk.rms_norm(X[:0]).shape == (0, 12)
         leaf = X[:0].clone().requires_grad_()
-        y = compiled(lambda x, w: nk.rms_norm(x, w))(leaf, torch.ones(12, requires_grad=True))
+        y = compiled(nk.rms_norm)(leaf, torch.ones(12, requires_grad=True))
         assert y.shape == (0, 12)
         y.sum().backward()
         assert leaf.grad is not None
@@ -228,7 +230,7 @@ def refused_under_compile() -> dict[str, tuple[Callable[[], object], str]]:
         "gated": (lambda: compiled(lambda t: nk.gated_rms_norm(t, t))(X), "gates have no row kernel"),
         "trained weight per row": (lambda: compiled(nk.rms_norm)(X, per_row), "differs from row to row"),
         "jvp inside": (lambda: compiled(lambda t: jvp(nk.rms_norm, (t,), (t,)))(X), "forward-mode"),
-        "grad inside": (lambda: compiled(lambda t: grad(lambda u: nk.rms_norm(u).sum())(t))(X), "torch.func"),
+        "grad inside": (lambda: compiled(grad(lambda u: nk.rms_norm(u).sum()))(X), "torch.func"),
         "a dual number": (dual, "forward-mode"),
         "twice": (twice, "does not currently support double backward|create_graph=False"),  # PyTorch's own words
     }
@@ -289,7 +291,7 @@ def test_dispatch_modes_see_the_operator():
 
 def test_vmap_inside_a_compiled_function_is_a_loop_of_the_kernel():
     with nk.use(batch_invariant=True):
-        got = compiled(lambda t: vmap(nk.rms_norm)(t))(X)
+        got = compiled(vmap(nk.rms_norm))(X)
     assert torch.equal(got, nk.rms_norm(X))  # type: ignore[arg-type]
 
 
@@ -337,7 +339,11 @@ except ValueError as error:
     [
         ("1", "auto", "True\nbatch_invariant=True needs a fused kernel"),
         ("0", "auto", "False\n"),
-        ("1", "reference", "True\nbatch_invariant=True needs a fused kernel, and none can take this call: the reference"),
+        (
+            "1",
+            "reference",
+            "True\nbatch_invariant=True needs a fused kernel, and none can take this call: the reference",
+        ),
     ],
 )
 def test_the_environment_decides_for_a_process(given: str, backend: str, prints: str):
