@@ -12,19 +12,16 @@ Importing this module registers them; nothing does so before the first call that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normkit.kernels import registry
-from normkit.kernels.contract import Kernel, Request
 from normkit.kernels.cpu.kernel import one_row
-from normkit.kernels.registry import REFERENCE, not_invariant
-from normkit.kernels.rounding import result_dtype
-from normkit.ops.residual import scaled
+from normkit.kernels.registry import not_invariant
+from normkit.ops import operators
+from normkit.ops.through import scaled
 from normkit.ops.watch import needs_grad
 from normkit.spec import NormSpec
 
@@ -108,190 +105,6 @@ def add_normalize(
     """
     check_surrounding()
     return torch.ops.normkit.add_norm(residual, alpha, beta, x, weight, bias, spec.code, axes, eps)  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=256)
-def _spec(code: str) -> NormSpec:
-    return NormSpec.from_code(code)
-
-
-def _kernel(request: Request) -> Kernel | None:
-    """Return a kernel, whatever backend is in force when the compiled code runs; None for a tensor without elements."""
-    with registry.use("auto", batch_invariant=True):
-        kernel = registry.choose(request).kernel
-    return None if kernel is REFERENCE else kernel
-
-
-# ---- what the operators compute ----
-
-
-def _row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float) -> Tensor:
-    return _forward(x, weight, bias, spec, axes, eps, keep=False)[0]
-
-
-def _row_norm_keep(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
-) -> tuple[Tensor, Tensor]:
-    return _forward(x, weight, bias, spec, axes, eps, keep=True)
-
-
-def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float, keep: bool
-) -> tuple[Tensor, Tensor]:
-    kernel = _kernel(Request(_spec(spec), x, tuple(axes), weight, bias))
-    if kernel is None:
-        return _shapes_keep(x, weight, bias, spec, axes, eps)
-    y, statistics = kernel.forward(x, _spec(spec), weight, bias, axes=tuple(axes), eps=eps, keep=keep)
-    return y, statistics
-
-
-def _add_norm(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    return _add_forward(residual, alpha, beta, x, weight, bias, spec, axes, eps, keep=False)[:2]
-
-
-def _add_norm_keep(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _add_forward(residual, alpha, beta, x, weight, bias, spec, axes, eps, keep=True)
-
-
-def _add_forward(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = _kernel(Request(_spec(spec), x, tuple(axes), weight, bias, residual=residual))
-    if kernel is None:
-        return _shapes_add_keep(residual, alpha, beta, x, weight, bias, spec, axes, eps)
-    return kernel.add_forward(  # type: ignore[no-any-return]
-        x, residual, _spec(spec), weight, bias, alpha=alpha, beta=beta, axes=tuple(axes), eps=eps, keep=keep
-    )
-
-
-def _row_norm_backward(
-    dy: Tensor,
-    extra: Tensor | None,
-    statistics: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    wanted: list[bool],
-    target: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = _shapes_backward(dy, extra, statistics, x, weight, bias, spec, axes, wanted, target)
-    kernel = _kernel(Request(_spec(spec), x, tuple(axes), weight, bias))
-    if kernel is None:
-        return tuple(t.zero_() for t in nothing)  # type: ignore[return-value]
-    found = kernel.backward(
-        x, _spec(spec), weight, bias, dy, statistics, axes=tuple(axes), wanted=tuple(wanted), extra=extra, target=target
-    )
-    return tuple(n if f is None else f for f, n in zip(found, nothing, strict=True))  # type: ignore[return-value]
-
-
-# ---- shapes and dtypes, for a compiler ----
-
-
-def _shape_row_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
-) -> Tensor:
-    return x.new_empty(x.shape, dtype=_result(spec, x.dtype, weight, bias))
-
-
-def _shapes_keep(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
-) -> tuple[Tensor, Tensor]:
-    return _shape_row_norm(x, weight, bias, spec, axes, eps), _statistics(x, spec, axes)
-
-
-def _shapes_add(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    stream = torch.promote_types(x.dtype, residual.dtype)
-    return _shape_row_norm(x, weight, bias, spec, axes, eps), x.new_empty(x.shape, dtype=stream)
-
-
-def _shapes_add_keep(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, s = _shapes_add(residual, alpha, beta, x, weight, bias, spec, axes, eps)
-    return y, s, _statistics(x, spec, axes)
-
-
-def _shapes_backward(
-    dy: Tensor,
-    extra: Tensor | None,
-    statistics: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    wanted: list[bool],
-    target: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a tensor of the shape of each gradient that is wanted, and empty ones: an operator has no None to give."""
-    return tuple(  # type: ignore[return-value]
-        x.new_empty(0) if t is None or not want else t.new_empty(t.shape)
-        for t, want in zip((x, weight, bias), wanted, strict=True)
-    )
-
-
-def _result(spec: str, target: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
-    w, b = (None if p is None else p.dtype for p in (weight, bias))
-    return result_dtype(_spec(spec), target, w, b)
-
-
-def _statistics(x: Tensor, spec: str, axes: list[int]) -> Tensor:
-    rows: Any = 1  # a number or a symbol
-    for d in range(x.dim()):
-        rows = rows * (1 if d in axes else x.shape[d])
-    return x.new_empty((rows, 4 if _spec(spec).centered else 2), dtype=torch.float32)
-
-
-# ---- gradients ----
 
 
 def _refuse_transforms(*tensors: Tensor | None) -> None:
@@ -428,11 +241,11 @@ def _register() -> None:
     for schema in _SCHEMAS:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for name, compute, shapes, autograd in (
-        ("row_norm", _row_norm, _shape_row_norm, _row_norm_autograd),
-        ("row_norm_keep", _row_norm_keep, _shapes_keep, None),
-        ("add_norm", _add_norm, _shapes_add, _add_norm_autograd),
-        ("add_norm_keep", _add_norm_keep, _shapes_add_keep, None),
-        ("row_norm_backward", _row_norm_backward, _shapes_backward, None),
+        ("row_norm", operators.row_norm, operators.shape_row_norm, _row_norm_autograd),
+        ("row_norm_keep", operators.row_norm_keep, operators.shapes_keep, None),
+        ("add_norm", operators.add_norm, operators.shapes_add, _add_norm_autograd),
+        ("add_norm_keep", operators.add_norm_keep, operators.shapes_add_keep, None),
+        ("row_norm_backward", operators.row_norm_backward, operators.shapes_backward, None),
     ):
         _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
         torch.library.register_fake(f"normkit::{name}", shapes, lib=_LIBRARY)

@@ -12,7 +12,7 @@ from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import round_to
 from normkit.kernels.statistics import accumulation_dtype
-from normkit.ops.through import through_reference
+from normkit.ops.through import scaled, through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
 from normkit.spec import NormSpec
 
@@ -122,10 +122,3 @@ class _AddNorm(torch.autograd.Function):
         dx = scaled(total, beta, dtype_x) if want_x else None
         dr = scaled(total, alpha, dtype_residual) if want_residual else None
         return dx, dr, dw, db, None, None, None, None, None, None
-
-
-def scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
-    """Return the gradient of one summand from that of the sum."""
-    if total is None:
-        return None
-    return (total if factor == 1 else total * factor).to(dtype)

@@ -1,4 +1,4 @@
-"""The backward that can itself be differentiated: through the reference, from what was saved."""
+"""What both backwards share: the way through the reference, which can be differentiated, and a summand's gradient."""
 
 from __future__ import annotations
 
@@ -38,3 +38,10 @@ def through_reference(
         asked = [t for t, w in zip(leaves, wanted, strict=True) if w and t is not None]
         found = iter(torch.autograd.grad(y, asked, dy, create_graph=keep_graph, allow_unused=True))
     return tuple(next(found) if w and t is not None else None for t, w in zip(leaves, wanted, strict=True))
+
+
+def scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
+    """Return the gradient of one summand from that of the sum."""
+    if total is None:
+        return None
+    return (total if factor == 1 else total * factor).to(dtype)
