@@ -8,9 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
 from normkit.conventions import NAMED
 from normkit.coverage import COVERAGE
+from normkit.kernels.rounding import result_dtype
 from normkit.placement import WIRINGS
+from normkit.spec import NormSpec
 
 HERE = Path(__file__).parent
 
@@ -53,7 +57,12 @@ def wirings() -> str:
 
 def conventions() -> str:
     """Return docs/conventions.md."""
-    rows = [[f"`nk.{name}`", f"`{spec.code}`"] for name, spec in NAMED.items()]
+
+    def mixed(spec: NormSpec) -> str:
+        weight = None if spec.weight == "none" else torch.float32
+        return str(result_dtype(spec, torch.bfloat16, weight, None)).removeprefix("torch.")
+
+    rows = [[f"`nk.{name}`", f"`{spec.code}`", mixed(spec)] for name, spec in NAMED.items()]
     coverage = [
         [
             row.name,
@@ -67,8 +76,9 @@ def conventions() -> str:
     head = ["norm", "statistics over", "number of statistics", "causal", "running statistics"]
     return (
         "# Conventions\n\nGenerated from `normkit.conventions` and `normkit.coverage` by `python docs/generate.py`.\n"
-        "The parts of a code are explained in `normkit.NormSpec`.\n\n"
-        + table(["name", "code"], rows)
+        "The parts of a code are explained in `normkit.NormSpec`. The last column is the dtype of the result for "
+        "bfloat16 activations\nand float32 weights, as under `torch.autocast`; it is the same outside.\n\n"
+        + table(["name", "code", "bfloat16 x, float32 weight"], rows)
         + "\n\n## Coverage: which elements of (N, L, C) share a statistic\n\n"
         + table(head, coverage)
         + "\n"

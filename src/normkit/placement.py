@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normkit.kernels.rounding import round_to
+from normkit.kernels.rounding import keep_rounded, round_to
 from normkit.kernels.statistics import accumulation_dtype
 from normkit.modules import RMSNorm
 from normkit.modules.parameters import check_width
@@ -269,7 +269,7 @@ class Residual(nn.Module):
         if self.norm_branch is not None:
             branch = self.norm_branch(branch)
         alpha = self.constants.alpha
-        total = x + branch if alpha == 1 else _weighted_sum(x, alpha, branch)
+        total = keep_rounded(x + branch) if alpha == 1 else _weighted_sum(x, alpha, branch)
         return total if self.norm_out is None else self.norm_out(total)
 
     def _check_branch(self, branch: object, x: Tensor) -> None:

@@ -59,7 +59,8 @@ def explain(
             as that function computes it, without one.
 
     Raises:
-        TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call.
+        TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call,
+            or rows are to be batch-invariant and no kernel takes it.
 
     Example:
         >>> import torch, normkit as nk
@@ -83,6 +84,8 @@ def explain(
         check_gate(gate, x, "explain")
         x, gate, w, axes = in_groups(x, gate, weight, group_size, "explain")
         spec = spec if gate is not None else without_gate(spec)
+    if watched() and registry.batch_invariant():
+        return _opaque(spec)
     if watched():
         return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
     if not all(map(plain, (x, w, b, residual, gate))):
@@ -91,3 +94,11 @@ def explain(
     decision = registry.choose(Request(spec, x, axes, w, b, residual, gate))
     name = decision.kernel.name
     return Explanation(name, decision.reason, decision.rejected, batch_invariant=name != "reference")
+
+
+def _opaque(spec: NormSpec) -> Explanation:
+    from normkit.ops import opaque  # registers the operators
+
+    opaque.check_surrounding(gated=spec.gate != "none")
+    reason = "called through a registered operator, into which a compiler does not look; batch_invariant is on"
+    return Explanation("cpu", reason, (), batch_invariant=True)

@@ -17,6 +17,7 @@ from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_fl
 from normkit.conventions import TORCH_LAYER_NORM
 from normkit.coverage import COVERAGE
 from normkit.kernels import reference
+from normkit.kernels.registry import refuse_invariant
 from normkit.kernels.statistics import Moments, moments_of
 
 
@@ -206,6 +207,7 @@ def batch_norm(
         return reference.apply_statistics(x, mean, var, w, b, eps=number, mask=wide_mask)
     if training:
         momentum = check_momentum(momentum, name)
+    refuse_invariant("the statistics are those of the batch")
     axes = COVERAGE["batch"].axes_in(x.dim(), channel)
     counted = _counted(x, axes, wide_mask)
     if counted == 1:
@@ -297,6 +299,7 @@ def _group_norm(
     wide_mask = check_mask(mask, x, channel, name)
     w = _per_channel(weight, x, channel, name, "weight")
     b = _per_channel(bias, x, channel, name, "bias")
+    refuse_invariant(f"{name} has no kernel")
     split = (groups, channels // groups)
 
     def grouped(t: Tensor | None) -> Tensor | None:

@@ -3,8 +3,8 @@
 Any axes, any floating dtype, any layout, masks. Differentiable to any order, in forward mode, under vmap, compile
 and export, because it is nothing but PyTorch operators without a data-dependent branch. It promises the error bound
 of float32 statistics with one IEEE 1/√; it does not promise that a row's bits are independent of the batch
-(PyTorch's sums choose their order by shape). Compiled code keeps every declared rounding; only statistics in the
-input's own half type (``statistic_dtype="input"``) are formed wider there than in eager mode.
+(PyTorch's sums choose their order by shape). Compiled and exported code keeps every declared rounding; only
+statistics in the input's own half type (``statistic_dtype="input"``) are formed wider there than in eager mode.
 """
 
 from __future__ import annotations

@@ -36,17 +36,30 @@ class Decision:
 
 
 class _State(threading.local):
-    """What `use` set in this thread; a ContextVar would break full-graph compilation."""
+    """What `use` set in this thread; a ContextVar would break full-graph compilation.
 
-    backend: str | None = None
+    Set in ``__init__``, so that every thread has attributes of its own: torch.compile guards those, and a value that
+    lay on the class would be burnt into the code that it compiles first.
+    """
 
-
-_state = _State()
+    def __init__(self) -> None:
+        self.backend: str | None = None
+        self.batch_invariant: bool = _invariance_from_environment()
 
 
 @lru_cache(maxsize=1)
 def _from_environment() -> str:
     return check_backend(os.environ.get("NORMKIT_BACKEND", "auto"), "NORMKIT_BACKEND")
+
+
+def _invariance_from_environment() -> bool:
+    given = os.environ.get("NORMKIT_BATCH_INVARIANT", "0")
+    if given not in ("", "0", "1"):
+        raise ValueError(f"NORMKIT_BATCH_INVARIANT: expected 0 or 1, got {given!r}")
+    return given == "1"
+
+
+_state = _State()
 
 
 def check_backend(name: str, owner: str) -> str:
@@ -61,20 +74,31 @@ def backend() -> str:
     return _state.backend or _from_environment()
 
 
+def batch_invariant() -> bool:
+    """Say whether a row's bits must depend on that row alone: what `use` says, else NORMKIT_BATCH_INVARIANT."""
+    return _state.batch_invariant
+
+
 @contextmanager
-def use(backend: str = "auto") -> Generator[None]:
-    """Choose what computes norms inside a ``with`` block, in this thread.
+def use(backend: str | None = None, *, batch_invariant: bool | None = None) -> Generator[None]:
+    """Choose what computes norms inside a ``with`` block, in this thread. What is left out stays as it is.
 
     Args:
         backend: ``"auto"`` the fastest kernel that takes a call, the reference otherwise; ``"reference"`` plain PyTorch
             operators; ``"cpu"`` the fused CPU kernels or an error that says why they cannot.
+        batch_invariant: True: the bits of a row of y, and of dx, depend on that row alone, not on how many rows there
+            are, where it stands, strides or threads. The fused kernels keep that; the reference and compiled code do
+            not. So a fused kernel runs, or an error says why it cannot. Under ``torch.compile`` and dispatch modes
+            it is called through a registered operator, which a compiler does not look into; export, `torch.func`,
+            forward mode, function modes, subclasses and second derivatives raise.
 
     A backward pass uses what its forward used. Whatever looks inside operators (compiling, exporting, `torch.func`,
-    forward mode, dispatch and function modes) is given plain PyTorch operators under every backend. NORMKIT_BACKEND
-    sets the same for a whole process.
+    forward mode, dispatch and function modes) is given plain PyTorch operators under every backend, unless
+    ``batch_invariant`` is on. NORMKIT_BACKEND and NORMKIT_BATCH_INVARIANT=1 set the same for a whole process.
 
     Raises:
-        ValueError: for an unknown name.
+        ValueError: for an unknown name, and for the reference where rows are to be batch-invariant.
+        TypeError: for a ``batch_invariant`` that is no bool.
 
     Example:
         >>> import torch, normkit as nk
@@ -83,12 +107,25 @@ def use(backend: str = "auto") -> Generator[None]:
         ...     a = nk.rms_norm(x)
         >>> bool(torch.allclose(a, nk.rms_norm(x)))
         True
+        >>> with nk.use(batch_invariant=True):
+        ...     bool(torch.equal(nk.rms_norm(x)[1], nk.rms_norm(x[1])))
+        True
     """
-    before, _state.backend = _state.backend, check_backend(backend, "use")
+    before = _state.backend, _state.batch_invariant
+    wanted = before[0] if backend is None else check_backend(backend, "use")
+    if batch_invariant is not None and not isinstance(batch_invariant, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"use: batch_invariant must be True or False, got {batch_invariant!r}")
+    invariant = before[1] if batch_invariant is None else batch_invariant
+    if invariant and wanted == "reference":
+        raise ValueError(
+            "use: backend='reference' and batch_invariant=True contradict each other: plain PyTorch operators choose "
+            "the order of a sum by the shape of x"
+        )
+    _state.backend, _state.batch_invariant = wanted, invariant
     try:
         yield
     finally:
-        _state.backend = before
+        _state.backend, _state.batch_invariant = before
 
 
 @lru_cache(maxsize=1)
@@ -99,7 +136,7 @@ def _kernels() -> tuple[Kernel, ...]:
 
 
 def check_reference(why: str) -> None:
-    """Raise where a backend was asked for by name although only the reference can run.
+    """Raise where only the reference can run, although another backend or batch-invariant rows were asked for.
 
     Raises:
         ValueError: naming ``why``.
@@ -107,16 +144,37 @@ def check_reference(why: str) -> None:
     wanted = backend()
     if wanted not in ("auto", "reference"):
         raise ValueError(f"backend {wanted!r} was asked for by name but cannot take this call: {why}")
+    refuse_invariant(why)
+
+
+def not_invariant(why: str) -> ValueError:
+    """Return the error of a call that no kernel can compute row by row."""
+    return ValueError(
+        f"batch_invariant=True needs a fused kernel, and none can take this call: {why}. Without batch_invariant plain "
+        "PyTorch operators run, whose order of a sum follows the shape of x"
+    )
+
+
+def refuse_invariant(why: str) -> None:
+    """Raise where batch-invariant rows were asked for of a norm that asks no kernel.
+
+    Raises:
+        ValueError: naming ``why``.
+    """
+    if batch_invariant():
+        raise not_invariant(why)
 
 
 def choose(request: Request) -> Decision:
     """Return the first kernel that takes the request.
 
     Raises:
-        ValueError: when a backend was asked for by name and refuses an x that is not empty.
+        ValueError: when a backend was asked for by name and refuses an x that is not empty, or when rows are to be
+            batch-invariant and no kernel takes them.
     """
     wanted = backend()
     if wanted == "reference":
+        refuse_invariant("the reference was asked for by name")
         return Decision(REFERENCE, "asked for by name")
     rejected: list[tuple[str, str]] = []
     for kernel in _kernels():

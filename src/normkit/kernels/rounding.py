@@ -13,24 +13,27 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``x.to(dtype)`` where the rounding is part of the result, also in compiled code.
+    """Return ``x.to(dtype)`` where the rounding is part of the result, also in compiled code and in other runtimes.
 
     Inductor computes half-precision operators in float32 and drops a conversion to a half type whose result it converts
-    back: a quarter of a Llama norm's bfloat16 outputs then differ from eager ones in the last bit. Under
-    ``torch.compile`` the rounding is therefore done on float32's bits first, so that the conversion has nothing left to
-    round. Eager calls and exported graphs hold the plain conversion; the derivative is the conversion's in both.
+    back: a quarter of a Llama norm's bfloat16 outputs then differ from eager ones in the last bit. onnxruntime does the
+    same for float16 on a CPU, where it puts conversions around every operator and takes pairs of them out again. Under
+    ``torch.compile`` and in exported graphs the rounding is therefore done in float32 first, so that the conversion has
+    nothing left to round. Eager calls hold the plain conversion; the derivative is the conversion's everywhere.
     """
-    if x.dtype == dtype or dtype not in HALVES or not _compiling():
+    if x.dtype == dtype or dtype not in HALVES or not _traced():
         return x.to(dtype)
     wide = x.to(torch.float32)
     fixed = wide.detach()
-    change = torch.where(fixed.isfinite(), nearest(fixed, dtype) - fixed, torch.zeros_like(fixed))
+    rounded = by_arithmetic(fixed, dtype) if torch.compiler.is_exporting() else nearest(fixed, dtype)
+    finite = fixed.abs() <= torch.finfo(torch.float32).max
+    change = torch.where(finite, rounded - fixed, torch.zeros_like(fixed))
     return (wide + change).to(dtype)  # exact: both terms are multiples of wide's last bit
 
 
 def keep_rounded(x: Tensor) -> Tensor:
     """Return ``x``, just computed in a half type, with that rounding made binding as in `round_to`."""
-    return round_to(x.to(torch.float32), x.dtype) if x.dtype in HALVES and _compiling() else x
+    return round_to(x.to(torch.float32), x.dtype) if x.dtype in HALVES and _traced() else x
 
 
 def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -47,8 +50,30 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value.abs() > 65504.0, torch.copysign(torch.full_like(x, math.inf), x), value)
 
 
-def _compiling() -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+def by_arithmetic(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the same for finite ``x`` without a look at its bits, which no other runtime could give.
+
+    Veltkamp's splitting: γ = (2^s + 1)·x, then γ + (x − γ) is x rounded to 24 − s bits. A tie ends in 2^(s−1) and is
+    therefore even in its last place, so that the roundings inside, ties to even, send it to even.
+
+    Source: Dekker 1971; Boldo 2006 for the proof.
+    """
+    info, drop = torch.finfo(dtype), 16 if dtype == torch.bfloat16 else 13
+    size = x.abs()
+    large = size > 2.0**100  # γ would overflow
+    small = torch.where(large, size * 2.0**-64, size)
+    product = small * (2.0**drop + 1)
+    value = product + (small - product)
+    value = torch.where(large, value * 2.0**64, value)
+    # Below its normal numbers dtype has steps of one size: those of float32 around 2^23 of them.
+    coarse = info.smallest_normal * info.eps * 2.0**23
+    value = torch.where(size < info.smallest_normal, (size + coarse) - coarse, value)
+    value = torch.where(value > info.max, math.inf, value)
+    return torch.where(x < 0, -value, value)
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
 
 
 def result_dtype(

@@ -8,5 +8,6 @@
 
 ``torch.library.custom_op`` is not used for this: forward mode through it returns zeros without an error, double
 backward is wrong with a warning, functorch raises (torch 2.13), and its dispatch alone costs more than a small norm.
-`python benchmarks/launch.py` prints what the parts of a call cost here.
+Only under ``use(batch_invariant=True)`` does a compiler meet registered operators (`opaque`), so that a row keeps the
+kernel's bits; what they cannot do raises. `python benchmarks/launch.py` prints what the parts of a call cost here.
 """

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels import reference
+from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.ops.through import through_reference
@@ -25,6 +25,8 @@ def gate_normalize(
             if needs_grad(x, gate, weight):
                 return _GatedNorm.apply(x, gate, weight, spec, axes, eps, kernel)  # type: ignore[no-any-return]
             return kernel.gated_forward(x, gate, spec, weight, axes=axes, eps=eps)[0]  # type: ignore[no-any-return]
+    else:
+        registry.refuse_invariant("gated norms have no registered operator, and something looks inside operators")
     return reference.normalize(x, spec, weight, None, axes=axes, eps=eps, gate=gate)
 
 
@@ -45,6 +47,7 @@ class _GatedNorm(torch.autograd.Function):
         y, stats = kernel.gated_forward(x, gate, spec, weight, axes=axes, eps=eps, keep=True)
         ctx.save_for_backward(x, gate, weight, stats)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel = spec, axes, eps, kernel
+        ctx.batch_invariant = registry.batch_invariant()
         return y
 
     @staticmethod

@@ -13,7 +13,7 @@ from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import round_to
 from normkit.kernels.statistics import accumulation_dtype
 from normkit.ops.rows import LARGEST_EPS, is_row
-from normkit.ops.through import through_reference
+from normkit.ops.through import scaled, through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
 from normkit.spec import NormSpec
 
@@ -39,6 +39,10 @@ def add_normalize(
                 return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel, None)  # type: ignore[no-any-return]
             y, s, _ = kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
             return y, s
+    elif registry.batch_invariant():
+        from normkit.ops import opaque  # registers the operators
+
+        return opaque.add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
     return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
 
 
@@ -134,7 +138,7 @@ class _AddNorm(torch.autograd.Function):
         ctx.save_for_backward(s, weight, bias, stats)
         ctx.set_materialize_grads(False)
         ctx.spec, ctx.axes, ctx.eps, ctx.kernel, ctx.scales = spec, axes, eps, kernel, (alpha, beta)
-        ctx.dtypes = (x.dtype, residual.dtype)
+        ctx.dtypes, ctx.batch_invariant = (x.dtype, residual.dtype), registry.batch_invariant()
         return y, s
 
     @staticmethod
@@ -165,12 +169,6 @@ class _AddNorm(torch.autograd.Function):
                     extra=ds,
                     target=dtype_x,
                 )
-        dx = _scaled(total, beta, dtype_x) if want_x else None
-        dr = _scaled(total, alpha, dtype_residual) if want_residual else None
+        dx = scaled(total, beta, dtype_x) if want_x else None
+        dr = scaled(total, alpha, dtype_residual) if want_residual else None
         return dx, dr, dw, db, None, None, None, None, None, None, None
-
-
-def _scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
-    if total is None:
-        return None
-    return (total if factor == 1 else total * factor).to(dtype)

@@ -1,4 +1,4 @@
-"""The backward that can itself be differentiated: through the reference, from what was saved."""
+"""What both backwards share: the way through the reference, which can be differentiated, and a summand's gradient."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import reference
+from normkit.kernels.registry import not_invariant
 
 
 def through_reference(
@@ -17,7 +18,13 @@ def through_reference(
     dy: Tensor,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference at saved (x or sum, weight, bias[, gate]): the way to second derivatives."""
+    """Differentiate the reference at saved (x or sum, weight, bias[, gate]): the way to second derivatives.
+
+    Raises:
+        ValueError: where the forward promised rows that do not depend on their batch; the reference cannot.
+    """
+    if ctx.batch_invariant:
+        raise not_invariant("its backward is itself differentiated, or something looks inside its operators")
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a leaf's own gradient is not what is asked for, while its graph stays connected.
@@ -32,3 +39,10 @@ def through_reference(
         asked = [t for t, w in zip(leaves, wanted, strict=True) if w and t is not None]
         found = iter(torch.autograd.grad(y, asked, dy, create_graph=keep_graph, allow_unused=True))
     return tuple(next(found) if w and t is not None else None for t, w in zip(leaves, wanted, strict=True))
+
+
+def scaled(total: Tensor | None, factor: float, dtype: torch.dtype) -> Tensor | None:
+    """Return the gradient of one summand from that of the sum."""
+    if total is None:
+        return None
+    return (total if factor == 1 else total * factor).to(dtype)
