@@ -169,7 +169,7 @@ def function_mode() -> Tensor:
 EAGER: dict[str, tuple[Callable[[], object], str]] = {
     "float64": (lambda: nk.rms_norm(X.double()), "x is torch.float64"),
     "no kernel": (lambda: nk.normalize(X, nk.GEMMA3N, eps=1e-6), "root='power'"),
-    "gated": (lambda: nk.gated_rms_norm(X, X), "gate"),
+    "gated": (lambda: vmap(lambda t: nk.gated_rms_norm(t, t))(X), "gated norms have no registered operator"),
     "group": (lambda: nk.group_norm(X[None], 3), "group_norm"),
     "instance": (lambda: nk.instance_norm(X[None]), "instance_norm"),
     "batch statistics": (lambda: nk.BatchNorm(12)(X), "batch"),
@@ -227,7 +227,7 @@ def refused_under_compile() -> dict[str, tuple[Callable[[], object], str]]:
     return {
         "float64": (lambda: compiled(nk.rms_norm)(X.double()), "x is torch.float64"),
         "no kernel": (lambda: compiled(lambda t: nk.normalize(t, nk.GEMMA3N, eps=1e-6))(X), "root='power'"),
-        "gated": (lambda: compiled(lambda t: nk.gated_rms_norm(t, t))(X), "gates have no row kernel"),
+        "gated": (lambda: compiled(lambda t: nk.gated_rms_norm(t, t))(X), "gated norms have no registered operator"),
         "trained weight per row": (lambda: compiled(nk.rms_norm)(X, per_row), "differs from row to row"),
         "jvp inside": (lambda: compiled(lambda t: jvp(nk.rms_norm, (t,), (t,)))(X), "forward-mode"),
         "grad inside": (lambda: compiled(grad(lambda u: nk.rms_norm(u).sum()))(X), "torch.func"),
