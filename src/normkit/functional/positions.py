@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, check_mask, eps_value
-from normkit.conventions import TORCH_LAYER_NORM
 from normkit.coverage import COVERAGE
-from normkit.kernels import reference
 from normkit.kernels.statistics import Moments, moments_of
+from normkit.ops import positions as ops
 
 
 def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None) -> Moments:
@@ -203,16 +202,16 @@ def batch_norm(
     if (mean is None) != (var is None):
         raise ValueError(f"{name}: running_mean and running_var go together; got only one of them")
     if mean is not None and var is not None and not training:
-        return reference.apply_statistics(x, mean, var, w, b, eps=number, mask=wide_mask)
+        return ops.apply_statistics(x, mean, var, w, b, channel=channel, eps=number, mask=wide_mask)
     if training:
         momentum = check_momentum(momentum, name)
     axes = COVERAGE["batch"].axes_in(x.dim(), channel)
     counted = _counted(x, axes, wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
-    y = reference.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
+    y, found = ops.normalize(x, w, b, ops.Statistic(channel, x.shape[channel], False, number, wide_mask))
     if training and counted and running_mean is not None and running_var is not None:
-        move_running(running_mean, running_var, moments_of(x.detach(), axes, wide_mask), momentum)
+        move_running(running_mean, running_var, found(), momentum)
     return y
 
 
@@ -297,20 +296,4 @@ def _group_norm(
     wide_mask = check_mask(mask, x, channel, name)
     w = _per_channel(weight, x, channel, name, "weight")
     b = _per_channel(bias, x, channel, name, "bias")
-    split = (groups, channels // groups)
-
-    def grouped(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.unflatten(channel, split)
-
-    grouped_x = x.unflatten(channel, split)
-    axes = COVERAGE["group"].axes_in(grouped_x.dim(), channel)
-    y = reference.normalize(
-        grouped_x,
-        TORCH_LAYER_NORM,
-        grouped(w),
-        grouped(b),
-        axes=axes,
-        eps=number,
-        mask=None if wide_mask is None else wide_mask.unsqueeze(channel),
-    )
-    return y.flatten(channel, channel + 1)
+    return ops.normalize(x, w, b, ops.Statistic(channel, groups, True, number, wide_mask))[0]

@@ -23,6 +23,26 @@ class Request:
     residual: Tensor | None = None
     gated: bool = False
     masked: bool = False
+    channel: int | None = None  # the axis that stays apart where statistics cross positions; None for row norms
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A way to compute norms whose statistics cross positions.
+
+    Args:
+        forward: (x, weight, bias, channel=, groups=, per_sample=, eps=, mask=) → (y, table, plan, moments): statistics
+            and whatever else a backward needs, and a function that returns the `Moments` behind them.
+        backward: (x, weight, dy, table, plan, wanted=) → (dx, dweight, dbias), the last two float32 of shape (C,).
+        apply: (x, table, weight, bias, channel=, mask=) → (y, plan), with statistics given as a table (1, 4, C) of
+            mean, remainder, 1/√(variance + ε) and 1.
+        apply_backward: as backward, of statistics that x did not make.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    apply: Callable[..., Any]
+    apply_backward: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,7 @@ class Kernel:
             None).
         backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
         quick: (request) → a function of (x, weight, bias, eps) for contiguous rows of these dtypes, without gradients.
+        columns: norms across positions; None where it has none, whose requests it must then refuse.
     """
 
     name: str
@@ -45,3 +66,4 @@ class Kernel:
     add_forward: Callable[..., Any]
     backward: Callable[..., Any]
     quick: Callable[[Request], Callable[..., Tensor]]
+    columns: Columns | None = None

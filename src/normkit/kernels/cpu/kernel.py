@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.contract import Kernel, Request
-from normkit.kernels.cpu import pool
+from normkit.kernels.cpu import pool, positions
 from normkit.kernels.cpu import rows as launch
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
@@ -24,7 +24,10 @@ def _installed() -> bool:
 
 def refuses(request: Request) -> str | None:
     """Return why the CPU kernels cannot take a request, or None."""
-    return _refuses_spec(request.spec) or _refuses_tensors(request)
+    why = _refuses_spec(request.spec) or _refuses_tensors(request)
+    if why is not None:
+        return why
+    return _refuses_rows(request) if request.channel is None else positions.refuses(request)
 
 
 def _refuses_spec(spec: NormSpec) -> str | None:
@@ -46,13 +49,15 @@ def _refuses_tensors(request: Request) -> str | None:
             return f"{name} is on {t.device}"
         if t is not None and t.dtype not in launch.NAMES:
             return f"{name} is {t.dtype}; the kernels take float32, bfloat16 and float16"
+    if request.x.numel() == 0:
+        return "x is empty"
+    return None if _installed() else "numba is not installed"
+
+
+def _refuses_rows(request: Request) -> str | None:
     parameters = (request.weight, request.bias)
     if request.gated or request.masked:
         return "masks and gates have no row kernel"
-    if request.x.numel() == 0:
-        return "x is empty"
-    if not _installed():
-        return "numba is not installed"
     if (
         not _contiguous(request)
         and layout_of(request.x, request.axes, request.weight, request.bias, request.residual) is None
@@ -233,4 +238,4 @@ def backward(
     return dx, of(dw, weight), of(db, bias)
 
 
-CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick)
+CPU = Kernel("cpu", refuses, forward, add_forward, backward, quick, positions.COLUMNS)

@@ -1,0 +1,415 @@
+"""Launching the column kernels: how a call's positions lie, and tensors in, tensors out.
+
+Two layouts, each with kernels of its own: channels side by side (columns.py) and positions side by side (runs.py).
+Which of them a tensor has decides the order of sums; its other strides do not.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.contract import Columns, Request
+from normkit.kernels.cpu import layout, pool
+from normkit.kernels.cpu.chunks import Chunks, chunks_of, even_chunks
+from normkit.kernels.cpu.rows import NAMES, Code, code_of
+from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
+
+_COLUMN = struct.Struct("28q")
+_MERGE = struct.Struct("13qdq")
+_CHUNK, _RUN, _BLOCK = 64, 4096, 64  # as columns.py and runs.py have them, which only compiling imports
+_STEEPEST, _FLATTEST = 2.0**40, 2.0**-60  # 1/√ of what merges.py flags
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Samples × positions × channels, and whether positions lie side by side (else channels do)."""
+
+    samples: int
+    length: int
+    channels: int
+    runs: bool
+
+    @property
+    def positions(self) -> int:
+        """Return how many there are, masked ones included."""
+        return self.samples * self.length
+
+
+def shape_of(x: Tensor, channel: int, per_sample: bool) -> Shape | None:
+    """Return how ``x`` lies, or None where neither channels nor positions lie side by side."""
+    samples, channels = x.shape[0], x.shape[channel]
+    length = x.numel() // (samples * channels)
+    if length == 1 and not per_sample:  # (N, C): the samples are the positions
+        samples, length = 1, samples
+    for runs in (channels == 1, channels != 1):
+        shape = Shape(samples, length, channels, runs)
+        if strides_of(x, channel, shape) is not None:
+            return shape
+    return None
+
+
+def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | None:
+    """Return the byte strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
+    axes = [a for a in range(1, t.dim()) if a != channel and t.shape[a] > 1]
+    sample, across = t.stride(0), t.stride(channel)
+    step = layout.row_stride(t, axes) if axes else sample
+    if step is None:
+        return None
+    # The stride of an axis of size 1 means nothing: it is what makes the others regular.
+    sample = shape.length * step if shape.samples == 1 else sample
+    if not (step == 1 or shape.length == 1 if shape.runs else across == 1 or shape.channels == 1):
+        return None
+    e = t.element_size()
+    return sample * e, step * e, across * e
+
+
+@dataclass(frozen=True)
+class Valid:
+    """Which positions count: all, or those of a list. ``flags`` has a byte a position."""
+
+    chunks: Chunks
+    listed: Tensor | None = None
+    flags: Tensor | None = None
+
+
+def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, per_sample: bool) -> Valid:
+    """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
+    chunk, joined = _RUN if shape.runs else _CHUNK, not per_sample
+    if mask is not None:
+        flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
+        flags = flags.reshape(shape.samples, shape.length).contiguous()
+        listed = flags.view(-1).nonzero().view(-1)
+        if len(listed) < shape.positions:
+            apart = shape.runs or per_sample  # a chunk of runs lies in one sample
+            lengths = flags.sum(1) if apart else torch.tensor([len(listed)])
+            return Valid(chunks_of(lengths, chunk, joined), listed, flags)
+    if shape.runs or per_sample:
+        return Valid(even_chunks(shape.samples, shape.length, chunk, joined))
+    return Valid(even_chunks(1, shape.positions, chunk, joined))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is computed, forward and backward.
+
+    Args:
+        channel: the channel axis.
+        shape: how x lies.
+        valid: which positions count.
+        per_sample: whether a sample's statistics are its own.
+        depth: channels that share a statistic.
+    """
+
+    channel: int
+    shape: Shape
+    valid: Valid
+    per_sample: bool
+    depth: int
+
+
+_codes: dict[tuple[str, str], Code] = {}
+
+
+def _code(kind: str, dtype: torch.dtype | None = None) -> Code:
+    """Return a compiled kernel, e.g. "columns apply" for a dtype, or one of merges.py."""
+    name = "" if dtype is None else NAMES[dtype]
+    code = _codes.get((kind, name))
+    if code is None:
+
+        def make() -> Callable[[Any], None]:
+            from importlib import import_module
+
+            from normkit.kernels.cpu.tags import Tag
+
+            module, function = kind.split()
+            made: Any = getattr(import_module(f"normkit.kernels.cpu.{module}"), f"{function}_kernel")
+            return made(Tag(name)) if name else made()  # type: ignore[no-any-return]
+
+        code = _codes[kind, name] = code_of(f"{kind} {name}", make)
+    return code
+
+
+def _at(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _run(
+    plan: Plan,
+    kernel: str,
+    x: Tensor,
+    *,
+    out: Tensor | None = None,
+    dy: Tensor | None = None,
+    parts: Tensor | None = None,
+    scales: Tensor | None = None,
+    table: Tensor | None = None,
+    gains: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> None:
+    """Run a kernel over all its tasks."""
+    shape, chunks = plan.shape, plan.valid.chunks
+    if kernel in ("moments", "sums"):
+        across = shape.channels if shape.runs else -(-shape.channels // _BLOCK)
+        tasks = len(chunks.begins) * across
+    else:
+        tasks = shape.samples * shape.channels if shape.runs else shape.positions
+    if tasks == 0:
+        return
+    threads = min(pool.threads_for(x.numel()), tasks)
+    room = None
+    if shape.runs and plan.valid.listed is not None:
+        room = torch.empty(threads * 2 * _RUN, dtype=torch.float32)
+    tail: list[int] = []
+    for t in (x, out, dy):
+        steps = (0, 0, 0) if t is None else strides_of(t, plan.channel, shape)
+        assert steps is not None, "what comes from outside was checked, the rest is laid out like x"
+        tail += [_at(t), *steps]
+
+    def block(counter: int, piece: int) -> bytes:
+        return _COLUMN.pack(
+            counter, tasks, piece, shape.channels, shape.length, _at(plan.valid.listed), _at(chunks.begins),
+            _at(chunks.counts), _at(parts), _at(scales), _at(table), _at(gains), _at(sums), _at(plan.valid.flags),
+            int(plan.per_sample), _at(room), *tail,
+        )  # fmt: skip
+
+    _code(f"{'runs' if shape.runs else 'columns'} {kernel}", x.dtype).run(block, threads, tasks)
+
+
+def _merged(
+    kernel: str,
+    tasks: int,
+    width: int,
+    parts: Tensor,
+    counts: Tensor,
+    out: Tensor,
+    *,
+    bounds: Tensor | None = None,
+    out_counts: Tensor | None = None,
+    depth: int = 1,
+    scales: Tensor | None = None,
+    epsilons: Tensor | None = None,
+    flag: Tensor | None = None,
+    eps: float = 0.0,
+    gains: Tensor | None = None,
+) -> None:
+    """Run a kernel of merges.py."""
+    threads = min(pool.threads_for(parts.numel()), tasks)
+
+    def block(counter: int, piece: int) -> bytes:
+        return _MERGE.pack(
+            counter, tasks, piece, width, _at(parts), _at(counts), _at(bounds), _at(out), _at(out_counts), depth,
+            _at(scales), _at(epsilons), _at(flag), eps, _at(gains),
+        )  # fmt: skip
+
+    _code(f"merges {kernel}").run(block, threads, tasks)
+
+
+def _moments(plan: Plan, x: Tensor, scales: Tensor | None) -> Tensor:
+    """Return (segments, 3, C): mean, remainder, Σ(x − mean)² of every channel."""
+    chunks, width = plan.valid.chunks, plan.shape.channels
+    parts = torch.empty(len(chunks.begins), 3, width, dtype=torch.float32)
+    _run(plan, "moments", x, parts=parts, scales=scales)
+    counts = chunks.counts
+    for bounds in chunks.levels:
+        results = len(bounds) - 1
+        joined = torch.empty(results, 3, width, dtype=torch.float32)
+        joined_counts = torch.empty(results, dtype=torch.int64)
+        tasks = results * -(-width // 16)
+        _merged("merge", tasks, width, parts, counts, joined, bounds=bounds, out_counts=joined_counts)
+        parts, counts = joined, joined_counts
+    return parts
+
+
+def _sums(plan: Plan, x: Tensor, dy: Tensor, table: Tensor) -> Tensor:
+    """Return (segments, 2, C): Σ dy and Σ dy·x̂ of every channel."""
+    chunks = plan.valid.chunks
+    parts = torch.empty(len(chunks.begins), 2, plan.shape.channels, dtype=torch.float32)
+    _run(plan, "sums", x, dy=dy, parts=parts, table=table)
+    return _folded(parts, chunks.levels)
+
+
+def _folded(parts: Tensor, levels: tuple[Tensor, ...]) -> Tensor:
+    """Add up the rows of each segment, level by level."""
+    width = parts.shape[1] * parts.shape[2]
+    for bounds in levels:
+        results = len(bounds) - 1
+        out = torch.empty(results, *parts.shape[1:], dtype=torch.float32)
+        _merged("fold", results * -(-width // 16), width, parts, parts, out, bounds=bounds)
+        parts = out
+    return parts
+
+
+def _statistics(plan: Plan, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the moments (segments, 3, C), and (segments, 4, C): mean, remainder, rstd, and what x is multiplied by."""
+    sizes, width = plan.valid.chunks.sizes, plan.shape.channels
+    segments = len(sizes)
+
+    def table_of(moments: Tensor, scales: Tensor | None, epsilons: Tensor | None) -> tuple[Tensor, bool]:
+        table, flag = torch.empty(segments, 4, width, dtype=torch.float32), torch.zeros(1, dtype=torch.float32)
+        _merged(
+            "statistics", segments, width, moments, sizes, table,
+            depth=plan.depth, scales=scales, epsilons=epsilons, flag=flag, eps=eps,
+        )  # fmt: skip
+        return table, bool(flag)
+
+    moments = _moments(plan, x, None)
+    table, extreme = table_of(moments, None, None)
+    if extreme:
+        scales = _scales(plan, x, table, eps)
+        if bool((scales != 1).any()):
+            moments = _moments(plan, x, scales)
+            table, _ = table_of(moments, scales, rescaled_epsilon(eps, scales))
+    return moments, table
+
+
+def _scales(plan: Plan, x: Tensor, table: Tensor, eps: float) -> Tensor:
+    """Return the powers of two, (segments, C), that bring extreme statistics into range; 1 for all others."""
+    channel = plan.channel
+    if plan.valid.flags is not None:
+        shape = [1 if a == channel else n for a, n in enumerate(x.shape)]
+        x = torch.where(plan.valid.flags.view(shape), x, torch.zeros((), dtype=x.dtype))
+    axes = [a for a in range(x.dim()) if a != channel and not (plan.per_sample and a == 0)]
+    peak = torch.linalg.vector_norm(x.detach(), torch.inf, axes, dtype=torch.float32)
+    groups = peak.view(-1, plan.shape.channels // plan.depth, plan.depth)
+    scale = rescaling(groups, (2,), eps**0.5)
+    # Only what left the range is scaled, so that no statistic's bits depend on another's.
+    rstd = table[:, 2].reshape(groups.shape)
+    inside = (rstd < _STEEPEST) & (rstd > _FLATTEST)
+    return torch.where(inside, torch.ones_like(groups), scale.expand_as(groups)).reshape(len(table), -1)
+
+
+def gains_of(weight: Tensor | None, bias: Tensor | None, channels: int) -> Tensor:
+    """Return γ and β in float32, (2, C)."""
+    gains = torch.empty(2, channels, dtype=torch.float32)
+    with torch.no_grad():
+        gains[0] = 1.0 if weight is None else weight.reshape(-1)
+        gains[1] = 0.0 if bias is None else bias.reshape(-1)
+    return gains
+
+
+def refuses(request: Request) -> str | None:
+    """Return why the layout of x has no column kernel, or None."""
+    assert request.channel is not None
+    if shape_of(request.x, request.channel, 0 not in request.axes) is None:
+        return "neither channels nor positions lie side by side, or the positions of a sample lie on no single stride"
+    return None
+
+
+def plan_of(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor | None) -> Plan:
+    """Return how to compute a call."""
+    shape = shape_of(x, channel, per_sample)
+    assert shape is not None, "refuses() let through what has no layout"
+    valid = valid_positions(x, channel, shape, mask, per_sample)
+    return Plan(channel, shape, valid, per_sample, shape.channels // groups)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    channel: int,
+    groups: int,
+    per_sample: bool,
+    eps: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Plan, Callable[[], Moments]]:
+    """Return y, the table of statistics, the plan, and what returns the moments of every segment and channel."""
+    plan = plan_of(x, channel, groups, per_sample, mask)
+    moments, table = _statistics(plan, x, eps)
+    y = torch.empty_like(x)
+    _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
+    return y, table, plan, lambda: _as_moments(moments, table[:, 3], plan)
+
+
+def _as_moments(moments: Tensor, scales: Tensor, plan: Plan) -> Moments:
+    """Return them without an axis of segments where all samples share one."""
+    mean, remainder, square = moments.unbind(1)
+    count = plan.valid.chunks.sizes.unsqueeze(1).expand_as(mean)
+    if bool((scales != 1).any()):  # in float64, which holds the squares that float32 could not
+        mean, remainder, square = mean.double() / scales, remainder.double() / scales, square / scales.double() ** 2
+    found = (count, mean, square, remainder)
+    return Moments(*found) if plan.per_sample else Moments(*(t[0] for t in found))
+
+
+def backward(
+    x: Tensor,
+    weight: Tensor | None,
+    dy: Tensor,
+    table: Tensor,
+    plan: Plan,
+    *,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return (dx, dw, db) with dw and db of shape (C,) in float32, None where not wanted."""
+    dy, channels = laid_like(dy, x, plan), plan.shape.channels
+    sums, dx, dw, db = _sums(plan, x, dy, table), None, None, None
+    if wanted[0]:
+        means, gains = torch.empty_like(sums), gains_of(weight, None, channels)
+        sizes = plan.valid.chunks.sizes
+        _merged("weigh", len(sums), channels, sums, sizes, means, depth=plan.depth, gains=gains)
+        dx = torch.empty_like(x)
+        _run(plan, "gradient", x, out=dx, dy=dy, table=table, gains=gains, sums=means)
+    if wanted[1] or wanted[2]:
+        db, dw = _folded(sums, even_chunks(len(sums), 1, 1, True).levels)[0]
+    return dx, dw if wanted[1] else None, db if wanted[2] else None
+
+
+def laid_like(dy: Tensor, x: Tensor, plan: Plan) -> Tensor:
+    """Return ``dy`` as it is where it lies like x, else a copy that does; of one value for all a single row is made."""
+    if strides_of(dy, plan.channel, plan.shape) is not None:
+        return dy
+    if not any(dy.stride()):
+        row = [1] * dy.dim()
+        axes = range(1, dy.dim()) if plan.shape.runs else [plan.channel]
+        for axis in axes:
+            row[axis] = dy.shape[axis]
+        wide = dy.as_strided(row, [0] * dy.dim()).contiguous().expand(dy.shape)
+        if strides_of(wide, plan.channel, plan.shape) is not None:
+            return wide
+    return torch.empty_like(x).copy_(dy)
+
+
+def apply(
+    x: Tensor,
+    table: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    channel: int,
+    mask: Tensor | None,
+) -> tuple[Tensor, Plan]:
+    """Normalise with statistics given as a table (1, 4, C)."""
+    plan = plan_of(x, channel, x.shape[channel], False, mask)
+    y = torch.empty_like(x)
+    _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
+    return y, plan
+
+
+def apply_backward(
+    x: Tensor,
+    weight: Tensor | None,
+    dy: Tensor,
+    table: Tensor,
+    plan: Plan,
+    *,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As `backward`, of statistics that x did not make."""
+    dy, dx, dw, db = laid_like(dy, x, plan), None, None, None
+    if wanted[0]:  # dy·rstd·γ: what the forward does to a mean of 0
+        dx, plain = torch.empty_like(x), table.clone()
+        plain[:, :2] = 0.0
+        _run(plan, "apply", dy, out=dx, table=plain, gains=gains_of(weight, None, plan.shape.channels))
+    if wanted[1] or wanted[2]:
+        db, dw = _sums(plan, x, dy, table)[0]
+    return dx, dw if wanted[1] else None, db if wanted[2] else None
+
+
+COLUMNS = Columns(forward, backward, apply, apply_backward)
