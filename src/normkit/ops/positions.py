@@ -79,7 +79,7 @@ def apply_statistics(
         elif kernel is not REFERENCE:
             table = _table(mean, variance, eps)
             if needs_grad(x, weight, bias):
-                return _Applied.apply(x, mean, variance, weight, bias, table, given, kernel.columns)  # type: ignore[no-any-return]
+                return _Applied.apply(x, weight, bias, table, given, kernel.columns)  # type: ignore[no-any-return]
             assert kernel.columns is not None
             return kernel.columns.apply(x, table, weight, bias, channel=channel, mask=mask)[0]  # type: ignore[no-any-return]
     return reference.apply_statistics(x, mean, variance, weight, bias, eps=eps, mask=mask)
@@ -91,11 +91,12 @@ def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statisti
     if statistic.groups == x.shape[channel]:
         return reference.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask)
     split = (statistic.groups, x.shape[channel] // statistic.groups)
-    x, weight, bias = (None if t is None else t.unflatten(channel, split) for t in (x, weight, bias))
-    assert x is not None
+    weight, bias = (None if t is None else t.unflatten(channel, split) for t in (weight, bias))
     mask = None if mask is None else mask.unsqueeze(channel)
-    axes = (*(a if a < channel else a + 1 for a in axes), channel + 1)
-    y = reference.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=sorted(axes), eps=statistic.eps, mask=mask)
+    axes = tuple(a if a < channel else a + 1 for a in sorted((*axes, channel)))
+    y = reference.normalize(
+        x.unflatten(channel, split), TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask
+    )
     return y.flatten(channel, channel + 1)
 
 
@@ -119,6 +120,12 @@ def _forward(columns: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None
         x, weight, bias, channel=statistic.channel, groups=statistic.groups, per_sample=statistic.per_sample,
         eps=statistic.eps, mask=statistic.mask,
     )  # fmt: skip
+
+
+def _applied(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *, mean: Tensor, inverse: Tensor, mask: Tensor | None
+) -> Tensor:
+    return reference.apply_inverse(x, mean, inverse, weight, bias, mask=mask)
 
 
 def _shaped(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
@@ -163,8 +170,6 @@ class _Applied(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        mean: Tensor,
-        variance: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         table: Tensor,
@@ -172,22 +177,19 @@ class _Applied(torch.autograd.Function):
         columns: Any,
     ) -> Tensor:
         y, plan = columns.apply(x, table, weight, bias, channel=given.channel, mask=given.mask)
-        ctx.save_for_backward(x, mean, variance, weight, bias, given.mask, table)
+        # Not the running buffers themselves: a training step may move them before this backward runs.
+        ctx.save_for_backward(x, weight, bias, given.mask, table)
         ctx.given, ctx.columns, ctx.plan = given, columns, plan
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
-        x, mean, variance, weight, bias, mask, table = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = (needs[0], needs[3], needs[4])
+        x, weight, bias, mask, table = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
-
-            def norm(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
-                return reference.apply_statistics(x, mean, variance, w, b, eps=ctx.given.eps, mask=mask)
-
-            dx, dw, db = through(norm, (x, weight, bias), wanted, dy)
-            return dx, None, None, dw, db, None, None, None
+            shape = [-1 if a == ctx.given.channel else 1 for a in range(x.dim())]
+            norm = partial(_applied, mean=table[0, 0].view(shape), inverse=table[0, 2].view(shape), mask=mask)
+            return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
         dx, dw, db = ctx.columns.apply_backward(x, weight, dy, table, ctx.plan, wanted=wanted)
-        return dx, None, None, _shaped(dw, weight), _shaped(db, bias), None, None, None
+        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None

@@ -8,7 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-FAN = 128  # as merges.py has it, which only compiling imports
+from normkit.kernels.cpu.column_layout import Shape
+
+FAN = 128  # as merges.py has it, which only compiling imports, as columns.py and runs.py
+CHUNK, RUN = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,12 @@ class Chunks:
         levels: for each level, where its results' parts begin among the parts of the level below; the last level's
             results are the segments. Empty where every chunk is a segment of its own.
         sizes: valid positions of each segment.
-        most: the largest of them.
     """
 
     begins: Tensor
     counts: Tensor
     levels: tuple[Tensor, ...]
     sizes: Tensor
-    most: int
 
 
 def chunks_of(lengths: Tensor, chunk: int, joined: bool) -> Chunks:
@@ -52,7 +53,7 @@ def chunks_of(lengths: Tensor, chunk: int, joined: bool) -> Chunks:
         starts = bounds[:-1][torch.repeat_interleave(fewer)] + inside * FAN
         levels.append(torch.cat([starts, bounds[-1:]]))
         bounds = upper
-    return Chunks(begins, counts, tuple(levels), sizes, int(sizes.max()))
+    return Chunks(begins, counts, tuple(levels), sizes)
 
 
 @lru_cache(maxsize=16)
@@ -65,3 +66,28 @@ def _numbered(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return 0 … count − 1 for every count, one after the other, and where each begins (and the last ends)."""
     bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return torch.arange(int(bounds[-1])) - torch.repeat_interleave(bounds[:-1], counts), bounds
+
+
+@dataclass(frozen=True)
+class Valid:
+    """Which positions count: all, or those of a list. ``flags`` has a byte a position."""
+
+    chunks: Chunks
+    listed: Tensor | None = None
+    flags: Tensor | None = None
+
+
+def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, per_sample: bool) -> Valid:
+    """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
+    chunk, joined = RUN if shape.runs else CHUNK, not per_sample
+    if mask is not None:
+        flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
+        flags = flags.reshape(shape.samples, shape.length).contiguous()
+        listed = flags.view(-1).nonzero().view(-1)
+        if len(listed) < shape.positions:
+            apart = shape.runs or per_sample  # a chunk of runs lies in one sample
+            lengths = flags.sum(1) if apart else torch.tensor([len(listed)])
+            return Valid(chunks_of(lengths, chunk, joined), listed, flags)
+    if shape.runs or per_sample:
+        return Valid(even_chunks(shape.samples, shape.length, chunk, joined))
+    return Valid(even_chunks(1, shape.positions, chunk, joined))

@@ -15,83 +15,16 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.contract import Columns, Request
-from normkit.kernels.cpu import layout, pool
-from normkit.kernels.cpu.chunks import Chunks, chunks_of, even_chunks
+from normkit.kernels.cpu import pool
+from normkit.kernels.cpu.chunks import RUN, Valid, even_chunks, valid_positions
+from normkit.kernels.cpu.column_layout import Shape, laid_like, shape_of, strides_of
 from normkit.kernels.cpu.rows import NAMES, Code, code_of
 from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
 
 _COLUMN = struct.Struct("28q")
 _MERGE = struct.Struct("13qdq")
-_CHUNK, _RUN, _BLOCK = 64, 4096, 64  # as columns.py and runs.py have them, which only compiling imports
+_BLOCK = 512  # channels a task, as columns.py has it, which only compiling imports
 _STEEPEST, _FLATTEST = 2.0**40, 2.0**-60  # 1/√ of what merges.py flags
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Samples × positions × channels, and whether positions lie side by side (else channels do)."""
-
-    samples: int
-    length: int
-    channels: int
-    runs: bool
-
-    @property
-    def positions(self) -> int:
-        """Return how many there are, masked ones included."""
-        return self.samples * self.length
-
-
-def shape_of(x: Tensor, channel: int, per_sample: bool) -> Shape | None:
-    """Return how ``x`` lies, or None where neither channels nor positions lie side by side."""
-    samples, channels = x.shape[0], x.shape[channel]
-    length = x.numel() // (samples * channels)
-    if length == 1 and not per_sample:  # (N, C): the samples are the positions
-        samples, length = 1, samples
-    for runs in (channels == 1, channels != 1):
-        shape = Shape(samples, length, channels, runs)
-        if strides_of(x, channel, shape) is not None:
-            return shape
-    return None
-
-
-def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | None:
-    """Return the byte strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
-    axes = [a for a in range(1, t.dim()) if a != channel and t.shape[a] > 1]
-    sample, across = t.stride(0), t.stride(channel)
-    step = layout.row_stride(t, axes) if axes else sample
-    if step is None:
-        return None
-    # The stride of an axis of size 1 means nothing: it is what makes the others regular.
-    sample = shape.length * step if shape.samples == 1 else sample
-    if not (step == 1 or shape.length == 1 if shape.runs else across == 1 or shape.channels == 1):
-        return None
-    e = t.element_size()
-    return sample * e, step * e, across * e
-
-
-@dataclass(frozen=True)
-class Valid:
-    """Which positions count: all, or those of a list. ``flags`` has a byte a position."""
-
-    chunks: Chunks
-    listed: Tensor | None = None
-    flags: Tensor | None = None
-
-
-def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, per_sample: bool) -> Valid:
-    """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
-    chunk, joined = _RUN if shape.runs else _CHUNK, not per_sample
-    if mask is not None:
-        flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
-        flags = flags.reshape(shape.samples, shape.length).contiguous()
-        listed = flags.view(-1).nonzero().view(-1)
-        if len(listed) < shape.positions:
-            apart = shape.runs or per_sample  # a chunk of runs lies in one sample
-            lengths = flags.sum(1) if apart else torch.tensor([len(listed)])
-            return Valid(chunks_of(lengths, chunk, joined), listed, flags)
-    if shape.runs or per_sample:
-        return Valid(even_chunks(shape.samples, shape.length, chunk, joined))
-    return Valid(even_chunks(1, shape.positions, chunk, joined))
 
 
 @dataclass(frozen=True)
@@ -139,6 +72,15 @@ def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
+_MODULES = {
+    (False, "moments"): "columns",
+    (False, "apply"): "columns",
+    (False, "sums"): "column_backward",
+    (False, "gradient"): "column_backward",
+    **{(True, kernel): "runs" for kernel in ("moments", "apply", "sums", "gradient")},
+}
+
+
 def _run(
     plan: Plan,
     kernel: str,
@@ -164,7 +106,7 @@ def _run(
     threads = min(pool.threads_for(x.numel()), tasks)
     room = None
     if shape.runs and plan.valid.listed is not None:
-        room = torch.empty(threads * 2 * _RUN, dtype=torch.float32)
+        room = torch.empty(threads * 2 * RUN, dtype=torch.float32)
     tail: list[int] = []
     for t in (x, out, dy):
         steps = (0, 0, 0) if t is None else strides_of(t, plan.channel, shape)
@@ -178,7 +120,7 @@ def _run(
             int(plan.per_sample), _at(room), *tail,
         )  # fmt: skip
 
-    _code(f"{'runs' if shape.runs else 'columns'} {kernel}", x.dtype).run(block, threads, tasks)
+    _code(_MODULES[shape.runs, kernel] + " " + kernel, x.dtype).run(block, threads, tasks)
 
 
 def _merged(
@@ -348,7 +290,7 @@ def backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return (dx, dw, db) with dw and db of shape (C,) in float32, None where not wanted."""
-    dy, channels = laid_like(dy, x, plan), plan.shape.channels
+    dy, channels = laid_like(dy, x, plan.channel, plan.shape), plan.shape.channels
     sums, dx, dw, db = _sums(plan, x, dy, table), None, None, None
     if wanted[0]:
         means, gains = torch.empty_like(sums), gains_of(weight, None, channels)
@@ -359,21 +301,6 @@ def backward(
     if wanted[1] or wanted[2]:
         db, dw = _folded(sums, even_chunks(len(sums), 1, 1, True).levels)[0]
     return dx, dw if wanted[1] else None, db if wanted[2] else None
-
-
-def laid_like(dy: Tensor, x: Tensor, plan: Plan) -> Tensor:
-    """Return ``dy`` as it is where it lies like x, else a copy that does; of one value for all a single row is made."""
-    if strides_of(dy, plan.channel, plan.shape) is not None:
-        return dy
-    if not any(dy.stride()):
-        row = [1] * dy.dim()
-        axes = range(1, dy.dim()) if plan.shape.runs else [plan.channel]
-        for axis in axes:
-            row[axis] = dy.shape[axis]
-        wide = dy.as_strided(row, [0] * dy.dim()).contiguous().expand(dy.shape)
-        if strides_of(wide, plan.channel, plan.shape) is not None:
-            return wide
-    return torch.empty_like(x).copy_(dy)
 
 
 def apply(
@@ -402,7 +329,7 @@ def apply_backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As `backward`, of statistics that x did not make."""
-    dy, dx, dw, db = laid_like(dy, x, plan), None, None, None
+    dy, dx, dw, db = laid_like(dy, x, plan.channel, plan.shape), None, None, None
     if wanted[0]:  # dy·rstd·γ: what the forward does to a mean of 0
         dx, plain = torch.empty_like(x), table.clone()
         plain[:, :2] = 0.0
