@@ -34,7 +34,7 @@ from normkit.kernels.cpu.columns import (
     stride,
 )
 from normkit.kernels.cpu.reading import chosen
-from normkit.kernels.cpu.simd import add, f32_at, fma, move, mul, only, put_f32, splat, sub, sum_lanes, word
+from normkit.kernels.cpu.simd import add, f32_at, fma, move, mul, put_f32, splat, sub, sum_lanes, word
 from normkit.kernels.cpu.sums import f4, jit, load_upto, sum_of, sums_about
 from normkit.kernels.cpu.tags import Tag, size
 
@@ -99,8 +99,6 @@ def run_sums(x: Any, dy: Any, n: Any, table: Any, width: Any, T: Any) -> Any:
     while j < n:
         z = load_upto(dy + j * e, n - j, T)
         xhat = mul(sub(fma(load_upto(x + j * e, n - j, T), k, m), remainder), rstd)
-        if n - j < 16:
-            xhat = only(xhat, n - j)
         s, t, u, v = t, u, v, add(s, z)
         a, b, c, d = b, c, d, fma(z, xhat, a)
         j += 16
