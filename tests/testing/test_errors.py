@@ -37,6 +37,13 @@ def test_the_fused_kernels_lie_within_the_same_bounds():
     assert [c for c in cells if c.share > 1] == []
 
 
+def test_the_column_kernels_lie_within_the_same_bounds():
+    ops = [BY_NAME["batch"], BY_NAME["group"]]
+    cells = table(quick=True, operators=ops, dtypes=(torch.float32,), backends=("cpu",))
+    assert {(c.operator, c.quantity) for c in cells} == {(op.name, q) for op in ops for q in ("y", "dx", "dw", "db")}
+    assert [c for c in cells if c.share > 1] == []
+
+
 def test_what_rounds_once_has_half_an_ulp_in_half_types(reference: list[Cell]):
     # The statistic's own error, below 2^-14 for these widths, comes on top: 2^-3 of an ULP of float16 at most.
     for cell in reference:

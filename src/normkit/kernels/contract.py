@@ -37,12 +37,14 @@ class Columns:
         apply: (x, table, weight, bias, channel=, mask=) → (y, plan), with statistics given as a table (1, 4, C) of
             mean, remainder, 1/√(variance + ε) and 1.
         apply_backward: as backward, of statistics that x did not make.
+        moments: (x, channel=, per_sample=, mask=) → `Moments` of every channel, or sample and channel.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     apply: Callable[..., Any]
     apply_backward: Callable[..., Any]
+    moments: Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,41 @@ def apply_statistics(
     return reference.apply_statistics(x, mean, variance, weight, bias, eps=eps, mask=mask)
 
 
+def moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> Moments:
+    """Return the moments of ``x`` along ``axes``; ``mask`` has x's dimensions.
+
+    A kernel computes those that keep one axis, or the first and another, where the mask is alike along it.
+    """
+    if watched():
+        return moments_of(x, axes, mask)
+    if needs_grad(x):
+        registry.check_reference("moments that need a gradient have no kernel")
+        return moments_of(x, axes, mask)
+    kept = [a for a in range(x.dim()) if a not in axes]
+    wide, wide_mask, channel = x, mask, x.dim()
+    if not kept:  # a channel of its own
+        wide, wide_mask = x.unsqueeze(-1), None if mask is None else mask.unsqueeze(-1)
+    elif kept == [0] and x.dim() > 1:  # the first axis is where samples are looked for
+        wide, wide_mask, channel = x.transpose(0, 1), None if mask is None else mask.transpose(0, 1), 1
+    else:
+        channel = kept[-1]
+    per_sample = len(kept) == 2
+    if channel == 0 or len(kept) > 2 or (per_sample and kept[0] != 0) or x.dim() == 0:
+        registry.check_reference("the kernels keep one axis of x, or the first and another")
+    elif wide_mask is not None and wide_mask.shape[channel] != 1:
+        registry.check_reference("the mask differs along the axis that is kept")
+    else:
+        request = _request(wide, None, None, Statistic(channel, 1, per_sample, 1.0, wide_mask))
+        kernel = choose(request, x, mask)
+        if kernel is not REFERENCE:
+            assert kernel.columns is not None
+            found: Moments = kernel.columns.moments(wide, channel=channel, per_sample=per_sample, mask=wide_mask)
+            if kept:
+                return found
+            return Moments(*(t.reshape(()) for t in (found.count, found.mean, found.m2, found.remainder)))
+    return moments_of(x, axes, mask)
+
+
 def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Tensor:
     """Compute it in plain ATen."""
     axes, channel, mask = statistic.axes(x), statistic.channel, statistic.mask

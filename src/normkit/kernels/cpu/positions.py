@@ -280,6 +280,12 @@ def _as_moments(moments: Tensor, scales: Tensor, plan: Plan) -> Moments:
     return Moments(*found) if plan.per_sample else Moments(*(t[0] for t in found))
 
 
+def moments(x: Tensor, *, channel: int, per_sample: bool, mask: Tensor | None) -> Moments:
+    """Return the moments of every channel, or sample and channel; what leaves float32's range is inf."""
+    plan = plan_of(x, channel, x.shape[channel], per_sample, mask)
+    return _as_moments(_moments(plan, x, None), torch.ones(()), plan)
+
+
 def backward(
     x: Tensor,
     weight: Tensor | None,
@@ -339,4 +345,4 @@ def apply_backward(
     return dx, dw if wanted[1] else None, db if wanted[2] else None
 
 
-COLUMNS = Columns(forward, backward, apply, apply_backward)
+COLUMNS = Columns(forward, backward, apply, apply_backward, moments)
