@@ -86,7 +86,8 @@ def test_extreme_channels(norm: str | int, first: bool):
 
 @LAYOUTS
 def test_an_extreme_channel_changes_no_bit_of_another(first: bool):
-    case = Case.draw("batch", 3, 90, 8)
+    case = replace(Case.draw("batch", 3, 90, 8), eps=1e-12)
+    case.x[..., 5] *= 1e-41  # whose mean would be another, were it multiplied by a power of two, too
     plain = case.run(first)
     for value in (1e25, 1e-30, float("inf"), float("nan")):
         x = case.x.clone()
@@ -193,6 +194,21 @@ def test_gradients_that_lie_differently():
     assert torch.equal(gradient(one.expand(4, 30, 18)), gradient(torch.full((4, 30, 18), 0.5)))
     columns = case.dy[:1, :1].expand(4, 30, 18)
     assert torch.equal(gradient(columns), gradient(columns.contiguous()))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_expanded_inputs(norm: str | int):
+    case = Case.draw(norm, 4, 30, 18)
+    for x in (case.x[:1].expand(4, 30, 18), case.x[:, :1].expand(4, 30, 18)):
+        repeated = replace(case, x=x.contiguous())
+        leaf = x.detach().requires_grad_()
+        y = case.call(leaf, case.weight, case.bias)
+        assert same([y.detach(), *torch.autograd.grad(y, leaf, case.dy)], repeated.run()[:2])
+    across = case.x[:1].mT.contiguous().expand(4, 18, 30)
+    y = case.call(across, case.weight, case.bias, channel_axis=1)
+    assert torch.equal(y.mT, replace(case, x=across.mT).run(first=True)[0])
+    x = case.x[:, :1, 0].expand(4, 18).T.contiguous().T if norm == "batch" else case.x[:1, :1].expand(4, 1, 18)
+    case.call(x, case.weight, case.bias)
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])

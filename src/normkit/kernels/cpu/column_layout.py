@@ -53,6 +53,20 @@ def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | 
     return sample * e, step * e, across * e
 
 
+def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
+    """Return memory for a result that lies as ``shape`` says: like x, but dense (x may be expanded)."""
+    like = torch.empty_like(x)
+    if strides_of(like, channel, shape) is not None:
+        return like
+    positions = [a for a in range(1, x.dim()) if a != channel]
+    last = positions if shape.samples == x.shape[0] else [*positions, 0]  # (N, C), whose samples are positions
+    order = [*(a for a in range(x.dim()) if a not in (*last, channel)), channel, *last]
+    if not shape.runs:
+        order = [0, *positions, channel]
+    made = torch.empty([x.shape[a] for a in order], dtype=x.dtype)
+    return made.permute([order.index(a) for a in range(x.dim())])
+
+
 def laid_like(dy: Tensor, x: Tensor, channel: int, shape: Shape) -> Tensor:
     """Return ``dy`` as it is where it lies like x, else a copy that does; of one value for all a single row is made."""
     if strides_of(dy, channel, shape) is not None:
@@ -65,4 +79,4 @@ def laid_like(dy: Tensor, x: Tensor, channel: int, shape: Shape) -> Tensor:
         wide = dy.as_strided(row, [0] * dy.dim()).contiguous().expand(dy.shape)
         if strides_of(wide, channel, shape) is not None:
             return wide
-    return torch.empty_like(x).copy_(dy)
+    return fresh_like(x, channel, shape).copy_(dy)

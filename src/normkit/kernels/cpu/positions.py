@@ -17,7 +17,7 @@ from torch import Tensor
 from normkit.kernels.contract import Columns, Request
 from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.chunks import RUN, Valid, even_chunks, valid_positions
-from normkit.kernels.cpu.column_layout import Shape, laid_like, shape_of, strides_of
+from normkit.kernels.cpu.column_layout import Shape, fresh_like, laid_like, shape_of, strides_of
 from normkit.kernels.cpu.rows import NAMES, Code, code_of
 from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
 
@@ -265,7 +265,7 @@ def forward(
     """Return y, the table of statistics, the plan, and what returns the moments of every segment and channel."""
     plan = plan_of(x, channel, groups, per_sample, mask)
     moments, table = _statistics(plan, x, eps)
-    y = torch.empty_like(x)
+    y = fresh_like(x, plan.channel, plan.shape)
     _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
     return y, table, plan, lambda: _as_moments(moments, table[:, 3], plan)
 
@@ -302,7 +302,7 @@ def backward(
         means, gains = torch.empty_like(sums), gains_of(weight, None, channels)
         sizes = plan.valid.chunks.sizes
         _merged("weigh", len(sums), channels, sums, sizes, means, depth=plan.depth, gains=gains)
-        dx = torch.empty_like(x)
+        dx = fresh_like(x, plan.channel, plan.shape)
         _run(plan, "gradient", x, out=dx, dy=dy, table=table, gains=gains, sums=means)
     if wanted[1] or wanted[2]:
         db, dw = _folded(sums, even_chunks(len(sums), 1, 1, True).levels)[0]
@@ -320,7 +320,7 @@ def apply(
 ) -> tuple[Tensor, Plan]:
     """Normalise with statistics given as a table (1, 4, C)."""
     plan = plan_of(x, channel, x.shape[channel], False, mask)
-    y = torch.empty_like(x)
+    y = fresh_like(x, plan.channel, plan.shape)
     _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
     return y, plan
 
@@ -337,7 +337,7 @@ def apply_backward(
     """As `backward`, of statistics that x did not make."""
     dy, dx, dw, db = laid_like(dy, x, plan.channel, plan.shape), None, None, None
     if wanted[0]:  # dy·rstd·γ: what the forward does to a mean of 0
-        dx, plain = torch.empty_like(x), table.clone()
+        dx, plain = fresh_like(x, plan.channel, plan.shape), table.clone()
         plain[:, :2] = 0.0
         _run(plan, "apply", dy, out=dx, table=plain, gains=gains_of(weight, None, plan.shape.channels))
     if wanted[1] or wanted[2]:
