@@ -45,3 +45,11 @@ def test_single_chunks_are_joined_to_nothing():
     assert len(even_chunks(7, 65, 64, False).levels) == 1
     assert len(even_chunks(1, 64 * FAN, 64, False).levels) == 1
     assert len(even_chunks(1, 64 * FAN + 1, 64, False).levels) == 2
+
+
+def test_launching_and_compiled_code_agree_on_sizes():
+    """They stand twice, because what launches a kernel must not import what only compiling needs."""
+    from normkit.kernels.cpu import chunks, columns, merges, positions, runs
+
+    assert (chunks.FAN, chunks.CHUNK, chunks.RUN) == (merges.FAN, columns.CHUNK, runs.RUN)
+    assert positions._BLOCK == columns.BLOCK

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.kernels.cpu.column_layout import Shape
 
-FAN = 128  # as merges.py has it, which only compiling imports, as columns.py and runs.py
+FAN = 128  # as merges.py has it, which only compiling imports; so do columns.py and runs.py these:
 CHUNK, RUN = 64, 4096
 
 
