@@ -91,6 +91,16 @@ def check_axes(axes: int | Sequence[int], x: Tensor, name: str) -> tuple[int, ..
     return ordered
 
 
+def check_channel(channel_axis: int, x: Tensor, name: str) -> int:
+    """Return the channel axis of ``x``, whose first axis is the batch, as a number from 1."""
+    if x.dim() < 2:
+        raise ValueError(f"{name}: x needs a batch and a channel axis, got shape {tuple(x.shape)}")
+    (channel,) = check_axes(channel_axis, x, name)
+    if channel == 0:
+        raise ValueError(f"{name}: channel_axis 0 is the batch axis of x of shape {tuple(x.shape)}")
+    return channel
+
+
 def align_parameter(p: Tensor | None, x: Tensor, axes: tuple[int, ...], name: str, what: str) -> Tensor | None:
     """Return a weight or bias shaped to broadcast against ``x``.
 

@@ -71,3 +71,24 @@ def test_a_backend_asked_for_by_name_says_why_it_cannot():
         assert nk.explain(randn(2, 8), nk.LLAMA).reason == "asked for by name"
     with nk.use("cpu"), pytest.raises(ValueError, match="float64"):
         nk.explain(torch.zeros(2, 8, dtype=torch.float64), nk.LLAMA)
+
+
+def test_norms_across_positions():
+    x = randn(4, 6, 8)
+    batch = nk.explain(x, nk.TORCH_LAYER_NORM, coverage="batch")
+    assert (batch.kernel, batch.batch_invariant) == ("cpu", False)
+    assert "depend on the batch" in str(batch)
+    sample = nk.explain(x.mT, nk.TORCH_LAYER_NORM, coverage="group", channel_axis=1)
+    assert (sample.kernel, sample.batch_invariant) == ("cpu", True)
+    assert "A sample's bits" in str(sample)
+    apart = nk.explain(x[..., ::2], nk.TORCH_LAYER_NORM, coverage="instance")
+    assert (apart.kernel, apart.batch_invariant) == ("reference", False)
+    assert "side by side" in str(apart)
+    for options, why in [
+        ({"coverage": "switch"}, "unknown coverage"),
+        ({"coverage": "batch", "channel_axis": 0}, "batch axis"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            nk.explain(x, nk.TORCH_LAYER_NORM, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="TORCH_LAYER_NORM"):
+        nk.explain(x, nk.LLAMA, coverage="batch")

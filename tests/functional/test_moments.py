@@ -156,3 +156,37 @@ def test_axes_and_shapes() -> None:
         nk.moments(x, axes=0, mask=torch.ones(2, 3, 4))
     with pytest.raises(TypeError, match="int64"):
         nk.moments(torch.arange(3), axes=0)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1,), (0, 2), (2,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_and_the_reference_agree(axes: tuple[int, ...], masked: bool) -> None:
+    x = _random(3, 70, 5) + 100
+    shape = [1 if a not in axes and a != 0 else n for a, n in enumerate(x.shape)]
+    mask = _random(*shape, seed=1) < 0.5 if masked and 0 in axes else None
+    with nk.use("reference"):
+        want = nk.moments(x, axes=axes, mask=mask)
+    got = nk.moments(x, axes=axes, mask=mask)
+    assert got.count.shape == want.count.shape
+    assert torch.equal(got.count, want.count)
+    # Each sums at most 1050 values, no term through more than 128 additions: twice that bound lies between them.
+    sigma = (want.m2 / want.count.clamp(min=1)).sqrt()
+    assert ((_mean(got) - _mean(want)).abs() <= 2 * 132 * U * (sigma + 100 * 132 * U)).all()
+    assert ((got.m2 - want.m2).abs() <= 4 * 132 * U * want.m2).all()
+
+
+def test_which_moments_the_kernels_compute() -> None:
+    x = _random(3, 70, 5)
+    with nk.use("cpu"):
+        for axes in [(0, 1), (1,), (0, 1, 2)]:
+            nk.moments(x, axes=axes)
+        nk.moments(x[:, 0], axes=1)
+        nk.moments(x[:, 0], axes=0)
+        for call, why in [
+            (lambda: nk.moments(x, axes=0), "keep one axis"),
+            (lambda: nk.moments(x, axes=(0, 1), mask=x > 0), "mask differs"),
+            (lambda: nk.moments(x.clone().requires_grad_(), axes=(0, 1)), "gradient"),
+            (lambda: nk.moments(x.double(), axes=(0, 1)), "float64"),
+        ]:
+            with pytest.raises(ValueError, match=why):
+                call()

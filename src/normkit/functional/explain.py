@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normkit.checks import align_parameter, check_axes, check_float
+from normkit.checks import align_parameter, check_axes, check_channel, check_float
+from normkit.conventions import TORCH_LAYER_NORM
+from normkit.coverage import COVERAGE
 from normkit.functional.gated import check_gate, in_groups, without_gate
 from normkit.kernels import registry
 from normkit.kernels.contract import Request
@@ -23,18 +25,25 @@ class Explanation:
         kernel: the name of what would compute the call: ``"cpu"`` or ``"reference"``.
         reason: why that one.
         rejected: (kernel, why not) for those that were passed over.
-        batch_invariant: whether a row's bits depend on that row alone, not on batch size, position or threads.
+        batch_invariant: whether a row's bits (a sample's, for instance and group norm) depend on that row alone, not on
+            batch size, position or threads.
+        coverage: which norm was asked about, a name in `normkit.coverage.COVERAGE`.
     """
 
     kernel: str
     reason: str
     rejected: tuple[tuple[str, str], ...]
     batch_invariant: bool
+    coverage: str = "layer"
 
     def __str__(self) -> str:
         over = "".join(f"; not {name}: {why}" for name, why in self.rejected)
-        own = "A row's bits depend on that row alone"
-        bits = own if self.batch_invariant else "An error bound is promised, not bits"
+        what = "row" if self.coverage == "layer" else "sample"
+        bits = "An error bound is promised, not bits"
+        if self.batch_invariant:
+            bits = f"A {what}'s bits depend on that {what} alone"
+        elif self.kernel != "reference":
+            bits = "Bits depend on the batch, whose statistics these are, and on nothing else"
         return f"{self.kernel} ({self.reason}){over}. {bits}."
 
 
@@ -48,6 +57,8 @@ def explain(
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     group_size: int | None = None,
+    coverage: str = "layer",
+    channel_axis: int = -1,
 ) -> Explanation:
     """Say which kernel would compute ``spec`` on ``x`` here and now, and why.
 
@@ -57,6 +68,8 @@ def explain(
         residual: as for `normkit.add_rms_norm`, where one is added.
         gate, group_size: as for `normkit.gated_rms_norm`, over the last axis; a gated spec without a gate is explained
             as that function computes it, without one.
+        coverage: ``"batch"``, ``"instance"`` or ``"group"`` ask about those norms, of the channels along
+            ``channel_axis``; ``axis`` is then not looked at.
 
     Raises:
         TypeError, ValueError: as the norm itself; also when a backend was asked for by name and cannot take the call,
@@ -70,9 +83,16 @@ def explain(
         True
         >>> nk.explain(torch.zeros(2, 8), nk.MAMBA2, gate=torch.zeros(2, 8), group_size=4).kernel
         'cpu'
+        >>> nk.explain(torch.zeros(2, 5, 8), nk.TORCH_LAYER_NORM, coverage="batch").batch_invariant
+        False
     """
     check_float(x, "explain")
-    axes = check_axes(axis, x, "explain")
+    if coverage not in COVERAGE:
+        raise ValueError(f"explain: unknown coverage {coverage!r}; one of {', '.join(COVERAGE)}")
+    channel = None if coverage == "layer" else check_channel(channel_axis, x, "explain")
+    if channel is not None and spec != TORCH_LAYER_NORM:
+        raise ValueError(f"explain: {coverage} norm computes TORCH_LAYER_NORM's formula, got {spec.code}")
+    axes = check_axes(axis if channel is None else channel, x, "explain")
     b = align_parameter(bias, x, axes, "explain", "bias")
     if spec.gate == "none":
         if gate is not None or group_size is not None:
@@ -85,20 +105,27 @@ def explain(
         x, gate, w, axes = in_groups(x, gate, weight, group_size, "explain")
         spec = spec if gate is not None else without_gate(spec)
     if watched() and registry.batch_invariant():
-        return _opaque(spec)
+        return _opaque(spec, coverage)
     if watched():
         return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
     if not all(map(plain, (x, w, b, residual, gate))):
         registry.check_reference("a tensor is no ordinary CPU tensor with memory")
         return Explanation("reference", "a tensor is no ordinary CPU tensor with memory", (), False)
-    decision = registry.choose(Request(spec, x, axes, w, b, residual, gate))
+    if channel is not None:
+        axes = tuple(a for a in range(x.dim()) if a != channel and not (a == 0 and coverage != "batch"))
+    if coverage == "batch":
+        registry.refuse_invariant("the statistics are those of the batch")
+    decision = registry.choose(Request(spec, x, axes, w, b, residual, gate, channel=channel))
     name = decision.kernel.name
-    return Explanation(name, decision.reason, decision.rejected, batch_invariant=name != "reference")
+    invariant = name != "reference" and coverage != "batch"
+    return Explanation(name, decision.reason, decision.rejected, invariant, coverage)
 
 
-def _opaque(spec: NormSpec) -> Explanation:
+def _opaque(spec: NormSpec, coverage: str) -> Explanation:
     from normkit.ops import opaque  # registers the operators
 
+    if coverage != "layer":
+        registry.refuse_invariant(f"{coverage} norm has no registered operator")
     opaque.check_surrounding(gated=spec.gate != "none")
     reason = "called through a registered operator, into which a compiler does not look; batch_invariant is on"
     return Explanation("cpu", reason, (), batch_invariant=True)

@@ -3,6 +3,11 @@
 Their axes are those of `normkit.coverage.COVERAGE` (instance: group with one channel a group).
 
 Channels last is first-class: (N, L, C), or any (N, …, C) with ``channel_axis=-1``; (N, C, …) with ``channel_axis=1``.
+
+The fused CPU kernels take whatever has its channels, or the positions of a sample, side by side in memory. A result's
+bits then depend on the valid values that share its statistics, in their order, and on which of the two lie side by
+side: not on padding, other strides, the number of threads, or (group and instance norm) other samples. For
+everything else, and in float64, the reference promises its error bound. `normkit.explain` tells which of the two runs.
 """
 
 from __future__ import annotations
@@ -13,12 +18,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, check_mask, eps_value
-from normkit.conventions import TORCH_LAYER_NORM
+from normkit.checks import (
+    Eps,
+    align_parameter,
+    check_axes,
+    check_channel,
+    check_eps,
+    check_float,
+    check_mask,
+    eps_value,
+)
 from normkit.coverage import COVERAGE
-from normkit.kernels import reference
 from normkit.kernels.registry import refuse_invariant
-from normkit.kernels.statistics import Moments, moments_of
+from normkit.kernels.statistics import Moments
+from normkit.ops import positions as ops
 
 
 def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None) -> Moments:
@@ -60,7 +73,7 @@ def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None)
         if not fits:
             raise ValueError(f"{name}: mask {tuple(mask.shape)} does not broadcast to x {tuple(x.shape)}")
         mask = mask.reshape((1,) * (x.dim() - mask.dim()) + tuple(mask.shape))
-    return moments_of(x, dims, mask)
+    return ops.moments(x, dims, mask)
 
 
 def group_norm(
@@ -85,7 +98,7 @@ def group_norm(
         eps: 1e-5 unless given.
         channel_axis: where C is; keyword only, since F.group_norm has it at 1.
         mask: bool, x's shape without the channel axis, True = real position. Masked-out positions enter no statistic
-            and come out as 0.
+            and come out as 0: results and gradients have the same bits however much padding there is.
 
     Raises:
         TypeError: no floating tensor; no bool mask; groups that is no int.
@@ -136,7 +149,7 @@ def instance_norm(
                  [ 1.]]])
     """
     check_float(x, "instance_norm")
-    channels = x.shape[_channel_axis(x, channel_axis, "instance_norm")]
+    channels = x.shape[check_channel(channel_axis, x, "instance_norm")]
     return _group_norm(x, channels, weight, bias, eps, channel_axis, mask, "instance_norm")
 
 
@@ -160,7 +173,7 @@ def batch_norm(
     (n / (n − 1)). Otherwise the running statistics normalise; without them, the batch's own.
 
     The one function here that writes to its arguments: the running buffers, in training, after everything has
-        succeeded.
+        succeeded. They move by the statistics that the output was made of, which are taken once.
 
     Args:
         x: (N, …, C), or (N, C, …) with ``channel_axis=1``, at least two axes.
@@ -194,7 +207,7 @@ def batch_norm(
     """
     name = "batch_norm"
     check_float(x, name)
-    channel = _channel_axis(x, channel_axis, name)
+    channel = check_channel(channel_axis, x, name)
     number = eps_value(check_eps(eps, name), x.dtype)
     wide_mask = check_mask(mask, x, channel, name)
     w = _per_channel(weight, x, channel, name, "weight")
@@ -204,7 +217,7 @@ def batch_norm(
     if (mean is None) != (var is None):
         raise ValueError(f"{name}: running_mean and running_var go together; got only one of them")
     if mean is not None and var is not None and not training:
-        return reference.apply_statistics(x, mean, var, w, b, eps=number, mask=wide_mask)
+        return ops.apply_statistics(x, mean, var, w, b, channel=channel, eps=number, mask=wide_mask)
     if training:
         momentum = check_momentum(momentum, name)
     refuse_invariant("the statistics are those of the batch")
@@ -212,9 +225,9 @@ def batch_norm(
     counted = _counted(x, axes, wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
-    y = reference.normalize(x, TORCH_LAYER_NORM, w, b, axes=axes, eps=number, mask=wide_mask)
+    y, found = ops.normalize(x, w, b, ops.Statistic(channel, x.shape[channel], False, number, wide_mask))
     if training and counted and running_mean is not None and running_var is not None:
-        move_running(running_mean, running_var, moments_of(x.detach(), axes, wide_mask), momentum)
+        move_running(running_mean, running_var, found(), momentum)
     return y
 
 
@@ -260,15 +273,6 @@ def _single_value(x: Tensor, mask: Tensor | None, training: bool, name: str) -> 
     )
 
 
-def _channel_axis(x: Tensor, channel_axis: int, name: str) -> int:
-    if x.dim() < 2:
-        raise ValueError(f"{name}: x needs a batch and a channel axis, got shape {tuple(x.shape)}")
-    (channel,) = check_axes(channel_axis, x, name)
-    if channel == 0:
-        raise ValueError(f"{name}: channel_axis 0 is the batch axis of x of shape {tuple(x.shape)}")
-    return channel
-
-
 def _per_channel(p: Tensor | None, x: Tensor, channel: int, name: str, what: str) -> Tensor | None:
     if p is not None and tuple(check_float(p, name, what).shape) != (x.shape[channel],):
         raise ValueError(
@@ -289,7 +293,7 @@ def _group_norm(
     name: str,
 ) -> Tensor:
     check_float(x, name)
-    channel = _channel_axis(x, channel_axis, name)
+    channel = check_channel(channel_axis, x, name)
     channels = x.shape[channel]
     if isinstance(groups, bool) or not isinstance(groups, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name}: groups must be an int, got {type(groups).__name__}")
@@ -299,21 +303,4 @@ def _group_norm(
     wide_mask = check_mask(mask, x, channel, name)
     w = _per_channel(weight, x, channel, name, "weight")
     b = _per_channel(bias, x, channel, name, "bias")
-    refuse_invariant(f"{name} has no kernel")
-    split = (groups, channels // groups)
-
-    def grouped(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.unflatten(channel, split)
-
-    grouped_x = x.unflatten(channel, split)
-    axes = COVERAGE["group"].axes_in(grouped_x.dim(), channel)
-    y = reference.normalize(
-        grouped_x,
-        TORCH_LAYER_NORM,
-        grouped(w),
-        grouped(b),
-        axes=axes,
-        eps=number,
-        mask=None if wide_mask is None else wide_mask.unsqueeze(channel),
-    )
-    return y.flatten(channel, channel + 1)
+    return ops.normalize(x, w, b, ops.Statistic(channel, groups, True, number, wide_mask))[0]

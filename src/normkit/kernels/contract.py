@@ -26,6 +26,28 @@ class Request:
     residual: Tensor | None = None
     gate: Tensor | None = None
     masked: bool = False
+    channel: int | None = None  # the axis that stays apart where statistics cross positions; None for row norms
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A way to compute norms whose statistics cross positions.
+
+    Args:
+        forward: (x, weight, bias, channel=, groups=, per_sample=, eps=, mask=) → (y, table, plan, moments): statistics
+            and whatever else a backward needs, and a function that returns the `Moments` behind them.
+        backward: (x, weight, dy, table, plan, wanted=) → (dx, dweight, dbias), the last two float32 of shape (C,).
+        apply: (x, table, weight, bias, channel=, mask=) → (y, plan), with statistics given as a table (1, 4, C) of
+            mean, remainder, 1/√(variance + ε) and 1.
+        apply_backward: as backward, of statistics that x did not make.
+        moments: (x, channel=, per_sample=, mask=) → `Moments` of every channel, or sample and channel.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    apply: Callable[..., Any]
+    apply_backward: Callable[..., Any]
+    moments: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,7 @@ class Kernel:
         gated_forward: (x, gate, spec, weight, axes=, eps=, keep=) → (y, statistics or None).
         gated_backward: (x, gate, spec, weight, dy, statistics, axes=, wanted=) → (dx, dgate, dweight), wanted in that
             order.
+        columns: norms across positions; None where it has none, whose requests it must then refuse.
     """
 
     name: str
@@ -57,3 +80,4 @@ class Kernel:
     quick_add: Callable[[Request], Callable[..., Any]]
     gated_forward: Callable[..., Any]
     gated_backward: Callable[..., Any]
+    columns: Columns | None = None

@@ -167,8 +167,16 @@ def apply_statistics(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Return (x − mean) · 1/√(variance + ε) · weight + bias, rounded once (batch norm at inference)."""
+    inverse = inverse_root(variance.to(accumulation_dtype(x.dtype)) + eps)
+    return apply_inverse(x, mean, inverse, weight, bias, mask=mask)
+
+
+def apply_inverse(
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None, *, mask: Tensor | None = None
+) -> Tensor:
+    """Return (x − mean) · inverse · weight + bias, rounded once."""
     work = Count(mask, 0).drop(x).to(accumulation_dtype(x.dtype))  # a NaN there would reach the weight's gradient
-    y = (work - mean.to(work.dtype)) * inverse_root(variance.to(work.dtype) + eps)
+    y = (work - mean.to(work.dtype)) * inverse
     y = y if weight is None else y * weight.to(work.dtype)
     y = (y if bias is None else y + bias.to(work.dtype)).to(x.dtype)
     return y if mask is None else torch.where(mask, y, torch.zeros((), dtype=y.dtype, device=y.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ def through_reference(
     """
     if ctx.batch_invariant:
         raise not_invariant("its backward is itself differentiated, or something looks inside its operators")
+
+    def norm(x: Tensor, w: Tensor | None, b: Tensor | None, gate: Tensor | None = None) -> Tensor:
+        return reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, gate=gate, out_dtype=out_dtype)
+
+    return through(norm, inputs, wanted, dy)
+
+
+def through(
+    norm: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], wanted: tuple[bool, ...], dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Differentiate ``norm``, plain ATen, at saved inputs, x first."""
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a leaf's own gradient is not what is asked for, while its graph stays connected.
@@ -32,10 +44,7 @@ def through_reference(
             None if t is None else (t.view_as(t) if t.requires_grad else t.detach().requires_grad_(w))
             for t, w in zip(inputs, wanted, strict=True)
         )
-        x, w, b, *gates = leaves
-        assert x is not None
-        gate = gates[0] if gates else None
-        y = reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, gate=gate, out_dtype=out_dtype)
+        y = norm(*leaves)
         asked = [t for t, w in zip(leaves, wanted, strict=True) if w and t is not None]
         found = iter(torch.autograd.grad(y, asked, dy, create_graph=keep_graph, allow_unused=True))
     return tuple(next(found) if w and t is not None else None for t, w in zip(leaves, wanted, strict=True))

@@ -50,7 +50,7 @@ def table(
     cells: list[Cell] = []
     for op in operators:
         for dtype in dtypes:
-            for backend in backends if op.fused else ("reference",):
+            for backend in backends:
                 cells += list(_cells(op, dtype, backend, quick))
     return cells
 

@@ -40,7 +40,6 @@ class Operator:
         call: runs it on a draw and returns y.
         takes: names of its differentiable arguments; x first.
         arrange: turns a tensor of x's shape into rows that share a statistic.
-        fused: whether it asks the registry for a kernel; one that does not runs on the reference whatever is asked for.
         gate_first: whether a gate multiplies x instead of the result.
     """
 
@@ -50,7 +49,6 @@ class Operator:
     takes: tuple[str, ...] = ("x", "weight")
     arrange: Callable[[Tensor], Tensor] = lambda t: t
     shape: Callable[[int, int], tuple[int, ...]] = lambda rows, n: (rows, n)
-    fused: bool = True
     gate_first: bool = False
 
     @property
@@ -119,7 +117,6 @@ OPERATORS: tuple[Operator, ...] = (
         _ALL,
         lambda t: t.unflatten(-1, (GROUPS, -1)).transpose(1, 2).flatten(2).flatten(0, 1),
         lambda rows, n: (rows, max(n // (CHANNELS // GROUPS), 1), CHANNELS),
-        fused=False,
     ),
     Operator(
         "instance",
@@ -128,7 +125,6 @@ OPERATORS: tuple[Operator, ...] = (
         _ALL,
         lambda t: t.transpose(1, 2).flatten(0, 1),
         lambda rows, n: (rows, n, CHANNELS),
-        fused=False,
     ),
     Operator(
         "batch",
@@ -137,7 +133,6 @@ OPERATORS: tuple[Operator, ...] = (
         _ALL,
         lambda t: t.permute(2, 0, 1).flatten(1),
         lambda rows, n: (2, max(n // 2, 1), CHANNELS),
-        fused=False,
     ),
 )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.contract import Kernel, Request
-from normkit.kernels.cpu import contiguous, gated_launch
+from normkit.kernels.cpu import contiguous, gated_launch, positions
 from normkit.kernels.cpu import rows as launch
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
@@ -23,7 +23,10 @@ def _installed() -> bool:
 
 def refuses(request: Request) -> str | None:
     """Return why the CPU kernels cannot take a request, or None."""
-    return _refuses_spec(request.spec) or _refuses_tensors(request)
+    why = _refuses_spec(request.spec) or _refuses_tensors(request)
+    if why is not None:
+        return why
+    return _refuses_rows(request) if request.channel is None else positions.refuses(request)
 
 
 def _refuses_spec(spec: NormSpec) -> str | None:
@@ -46,6 +49,12 @@ def _refuses_tensors(request: Request) -> str | None:
             return f"{name} is on {t.device}"
         if t is not None and t.dtype not in launch.NAMES:
             return f"{name} is {t.dtype}; the kernels take float32, bfloat16 and float16"
+    if request.x.numel() == 0:
+        return "x is empty"
+    return None if _installed() else "numba is not installed"
+
+
+def _refuses_rows(request: Request) -> str | None:
     parameters = (request.weight, request.bias)
     if request.masked:
         return "masks have no row kernel"
@@ -53,10 +62,6 @@ def _refuses_tensors(request: Request) -> str | None:
         return "the spec and the call disagree on whether there is a gate"
     if request.gate is not None and (request.bias is not None or request.residual is not None):
         return "a gated norm with a bias or a residual has no kernel"
-    if request.x.numel() == 0:
-        return "x is empty"
-    if not _installed():
-        return "numba is not installed"
     if (request.gate is not None or not _contiguous(request)) and _layout(request) is None:
         return "the normalised axes form no single row, or more than three outer axes cannot be merged"
     trained = [p for p in parameters if p is not None and p.requires_grad and torch.is_grad_enabled()]
@@ -219,5 +224,14 @@ def backward(
 
 
 CPU = Kernel(
-    "cpu", refuses, forward, add_forward, backward, quick, quick_add, gated_launch.forward, gated_launch.backward
+    "cpu",
+    refuses,
+    forward,
+    add_forward,
+    backward,
+    quick,
+    quick_add,
+    gated_launch.forward,
+    gated_launch.backward,
+    positions.COLUMNS,
 )

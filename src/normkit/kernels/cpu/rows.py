@@ -49,7 +49,8 @@ class Code:
 _codes: dict[Any, Code] = {}
 
 
-def _code(name: str, make: Callable[[], Callable[[Any], None]]) -> Code:
+def code_of(name: str, make: Callable[[], Callable[[Any], None]]) -> Code:
+    """Return the kernel called ``name``, loaded or compiled from ``make()``."""
     address, short = addresses_of(name, make)
     return Code(address, ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address), short)
 
@@ -168,7 +169,7 @@ def tagged(kind: str, tags: dict[str, str], make: Callable[[Any], Callable[[Any]
 
         return make(Tag)
 
-    return _code(f"{kind} " + " ".join(f"{k}={v}" for k, v in tags.items()), kernel)
+    return code_of(f"{kind} " + " ".join(f"{k}={v}" for k, v in tags.items()), kernel)
 
 
 # Beyond this many bytes read and written, y leaves the cache before anybody reads it, and writing past the cache saves
@@ -358,7 +359,7 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
             return fold_kernel(Tag(NAMES[dtype]))
 
-        code = _codes["fold", dtype] = _code(f"fold {NAMES[dtype]}", make)
+        code = _codes["fold", dtype] = code_of(f"fold {NAMES[dtype]}", make)
     code.call(struct.pack("4q", parts.data_ptr(), total.data_ptr(), count, width))
     return total
 

@@ -217,6 +217,17 @@ add, sub, mul, div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _binary(
 
 
 @intrinsic
+def not_negative(typing: Any, x: Any) -> Any:
+    """Lane-wise max(x, 0); NaN stays."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zero = ir.Constant(V, None)
+        return builder.select(builder.fcmp_ordered("<", args[0], zero), zero, args[0])
+
+    return lanes(lanes), generate
+
+
+@intrinsic
 def only(typing: Any, x: Any, count: Any) -> Any:
     """X in the first ``count`` lanes, zeros beyond."""
 
@@ -292,6 +303,17 @@ def word(typing: Any, address: Any, index: Any) -> Any:
         return builder.load(builder.gep(pointer, [args[1]]))
 
     return types.int64(types.intp, types.intp), generate
+
+
+@intrinsic
+def put_word(typing: Any, address: Any, value: Any) -> Any:
+    """Store an int64 at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _pointer(builder, args[0], ir.IntType(64)))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.int64), generate
 
 
 @intrinsic

@@ -1,0 +1,82 @@
+"""How samples, positions and channels lie in memory, for norms whose statistics cross positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.cpu import layout
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Samples × positions × channels, and whether positions lie side by side (else channels do)."""
+
+    samples: int
+    length: int
+    channels: int
+    runs: bool
+
+    @property
+    def positions(self) -> int:
+        """Return how many there are, masked ones included."""
+        return self.samples * self.length
+
+
+def shape_of(x: Tensor, channel: int, per_sample: bool) -> Shape | None:
+    """Return how ``x`` lies, or None where neither channels nor positions lie side by side."""
+    samples, channels = x.shape[0], x.shape[channel]
+    length = x.numel() // (samples * channels)
+    if length == 1 and not per_sample:  # (N, C): the samples are the positions
+        samples, length = 1, samples
+    for runs in (channels == 1, channels != 1):
+        shape = Shape(samples, length, channels, runs)
+        if strides_of(x, channel, shape) is not None:
+            return shape
+    return None
+
+
+def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | None:
+    """Return the byte strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
+    axes = [a for a in range(1, t.dim()) if a != channel and t.shape[a] > 1]
+    sample, across = t.stride(0), t.stride(channel)
+    step = layout.row_stride(t, axes) if axes else sample
+    if step is None:
+        return None
+    # The stride of an axis of size 1 means nothing: it is what makes the others regular.
+    sample = shape.length * step if shape.samples == 1 else sample
+    if not (step == 1 or shape.length == 1 if shape.runs else across == 1 or shape.channels == 1):
+        return None
+    e = t.element_size()
+    return sample * e, step * e, across * e
+
+
+def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
+    """Return memory for a result that lies as ``shape`` says: like x, but dense (x may be expanded)."""
+    like = torch.empty_like(x)
+    if strides_of(like, channel, shape) is not None:
+        return like
+    positions = [a for a in range(1, x.dim()) if a != channel]
+    last = positions if shape.samples == x.shape[0] else [*positions, 0]  # (N, C), whose samples are positions
+    order = [*(a for a in range(x.dim()) if a not in (*last, channel)), channel, *last]
+    if not shape.runs:
+        order = [0, *positions, channel]
+    made = torch.empty([x.shape[a] for a in order], dtype=x.dtype)
+    return made.permute([order.index(a) for a in range(x.dim())])
+
+
+def laid_like(dy: Tensor, x: Tensor, channel: int, shape: Shape) -> Tensor:
+    """Return ``dy`` as it is where it lies like x, else a copy that does; of one value for all a single row is made."""
+    if strides_of(dy, channel, shape) is not None:
+        return dy
+    if not any(dy.stride()):
+        row = [1] * dy.dim()
+        axes = range(1, dy.dim()) if shape.runs else [channel]
+        for axis in axes:
+            row[axis] = dy.shape[axis]
+        wide = dy.as_strided(row, [0] * dy.dim()).contiguous().expand(dy.shape)
+        if strides_of(wide, channel, shape) is not None:
+            return wide
+    return fresh_like(x, channel, shape).copy_(dy)

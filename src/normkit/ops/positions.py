@@ -1,0 +1,232 @@
+"""A norm whose statistics cross positions as PyTorch sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.conventions import TORCH_LAYER_NORM
+from normkit.kernels import reference, registry
+from normkit.kernels.contract import Request
+from normkit.kernels.registry import REFERENCE
+from normkit.kernels.statistics import Moments, moments_of
+from normkit.ops.through import through
+from normkit.ops.watch import choose, needs_grad, plain, watched
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What a statistic covers, and its ε.
+
+    Args:
+        channel: the channel axis.
+        groups: how many groups of channels have a statistic of their own: C for one each.
+        per_sample: whether samples (axis 0) have their own, too.
+        eps: ε.
+        mask: bool, broadcastable to x, alike for all channels; True = counted.
+    """
+
+    channel: int
+    groups: int
+    per_sample: bool
+    eps: float
+    mask: Tensor | None = None
+
+    def axes(self, x: Tensor) -> tuple[int, ...]:
+        """Return the axes that a statistic runs over whole."""
+        return tuple(a for a in range(x.dim()) if a != self.channel and not (self.per_sample and a == 0))
+
+
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic
+) -> tuple[Tensor, Callable[[], Moments]]:
+    """Return (x − μ)/√(σ² + ε)·γ + β, and a function that returns the moments behind it; γ, β broadcast to x."""
+    if not watched():
+        kernel = choose(_request(x, weight, bias, statistic), x, weight, bias, statistic.mask)
+        if kernel is not REFERENCE:
+            if needs_grad(x, weight, bias):
+                found: list[Callable[[], Moments]] = []
+                y: Tensor = _Columns.apply(x, weight, bias, statistic, kernel.columns, found)  # type: ignore[assignment]
+                return y, found[0]
+            y, _, _, moments = _forward(kernel.columns, x, weight, bias, statistic)
+            return y, moments
+    else:
+        registry.refuse_invariant("this norm has no registered operator, and something looks inside operators")
+    y = by_reference(x, weight, bias, statistic)
+    return y, partial(moments_of, x.detach(), statistic.axes(x), statistic.mask)
+
+
+def apply_statistics(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    channel: int,
+    eps: float,
+    mask: Tensor | None,
+) -> Tensor:
+    """Return (x − mean)/√(variance + ε)·γ + β with given statistics, one a channel."""
+    given = Statistic(channel, x.shape[channel], False, eps, mask)
+    if not watched():
+        kernel = choose(_request(x, weight, bias, given), x, weight, bias, mask, mean, variance)
+        if kernel is not REFERENCE and needs_grad(mean, variance):
+            registry.check_reference("running statistics that need a gradient have no kernel")
+        elif kernel is not REFERENCE:
+            table = _table(mean, variance, eps)
+            if needs_grad(x, weight, bias):
+                return _Applied.apply(x, weight, bias, table, given, kernel.columns)  # type: ignore[no-any-return]
+            assert kernel.columns is not None
+            return kernel.columns.apply(x, table, weight, bias, channel=channel, mask=mask)[0]  # type: ignore[no-any-return]
+    return reference.apply_statistics(x, mean, variance, weight, bias, eps=eps, mask=mask)
+
+
+def moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> Moments:
+    """Return the moments of ``x`` along ``axes``; ``mask`` has x's dimensions.
+
+    A kernel computes those that keep one axis, or the first and another, where the mask is alike along it.
+    """
+    if watched():
+        return moments_of(x, axes, mask)
+    if needs_grad(x):
+        registry.check_reference("moments that need a gradient have no kernel")
+        return moments_of(x, axes, mask)
+    kept = [a for a in range(x.dim()) if a not in axes]
+    wide, wide_mask, channel = x, mask, x.dim()
+    if not kept:  # a channel of its own
+        wide, wide_mask = x.unsqueeze(-1), None if mask is None else mask.unsqueeze(-1)
+    elif kept == [0] and x.dim() > 1:  # the first axis is where samples are looked for
+        wide, wide_mask, channel = x.transpose(0, 1), None if mask is None else mask.transpose(0, 1), 1
+    else:
+        channel = kept[-1]
+    per_sample = len(kept) == 2
+    if channel == 0 or len(kept) > 2 or (per_sample and kept[0] != 0) or x.dim() == 0:
+        registry.check_reference("the kernels keep one axis of x, or the first and another")
+    elif wide_mask is not None and wide_mask.shape[channel] != 1:
+        registry.check_reference("the mask differs along the axis that is kept")
+    else:
+        request = _request(wide, None, None, Statistic(channel, 1, per_sample, 1.0, wide_mask))
+        kernel = choose(request, x, mask)
+        if kernel is not REFERENCE:
+            assert kernel.columns is not None
+            found: Moments = kernel.columns.moments(wide, channel=channel, per_sample=per_sample, mask=wide_mask)
+            if kept:
+                return found
+            return Moments(*(t.reshape(()) for t in (found.count, found.mean, found.m2, found.remainder)))
+    return moments_of(x, axes, mask)
+
+
+def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Tensor:
+    """Compute it in plain ATen."""
+    axes, channel, mask = statistic.axes(x), statistic.channel, statistic.mask
+    if statistic.groups == x.shape[channel]:
+        return reference.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask)
+    split = (statistic.groups, x.shape[channel] // statistic.groups)
+    weight, bias = (None if t is None else t.unflatten(channel, split) for t in (weight, bias))
+    mask = None if mask is None else mask.unsqueeze(channel)
+    axes = tuple(a if a < channel else a + 1 for a in sorted((*axes, channel)))
+    y = reference.normalize(
+        x.unflatten(channel, split), TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask
+    )
+    return y.flatten(channel, channel + 1)
+
+
+def _request(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Request:
+    masked = statistic.mask is not None
+    return Request(TORCH_LAYER_NORM, x, statistic.axes(x), weight, bias, masked=masked, channel=statistic.channel)
+
+
+def _table(mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """Return (mean, remainder 0, 1/√(variance + ε), scale 1) of every channel, (1, 4, C), in float32."""
+    with torch.no_grad():
+        table = torch.zeros(1, 4, mean.numel(), dtype=torch.float32)
+        table[0, 0] = mean.reshape(-1)
+        table[0, 2] = reference.inverse_root(variance.reshape(-1).float() + eps)
+        table[0, 3] = 1.0
+    return table
+
+
+def _forward(columns: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Any:
+    return columns.forward(
+        x, weight, bias, channel=statistic.channel, groups=statistic.groups, per_sample=statistic.per_sample,
+        eps=statistic.eps, mask=statistic.mask,
+    )  # fmt: skip
+
+
+def _applied(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *, mean: Tensor, inverse: Tensor, mask: Tensor | None
+) -> Tensor:
+    return reference.apply_inverse(x, mean, inverse, weight, bias, mask=mask)
+
+
+def _shaped(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
+    return None if gradient is None or p is None else gradient.view(p.shape).to(p.dtype)
+
+
+class _Columns(torch.autograd.Function):
+    """The fused norm as autograd sees it: saves x, the mask and float32 statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistic: Statistic,
+        columns: Any,
+        found: list[Callable[[], Moments]],
+    ) -> Tensor:
+        y, table, plan, moments = _forward(columns, x, weight, bias, statistic)
+        found.append(moments)
+        ctx.save_for_backward(x, weight, bias, statistic.mask, table)
+        ctx.statistic, ctx.columns, ctx.plan = statistic, columns, plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight, bias, _, table = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
+            norm = partial(by_reference, statistic=ctx.statistic)
+            return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
+        dx, dw, db = ctx.columns.backward(x, weight, dy, table, ctx.plan, wanted=wanted)
+        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None
+
+
+class _Applied(torch.autograd.Function):
+    """Normalising with given statistics as autograd sees it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        table: Tensor,
+        given: Statistic,
+        columns: Any,
+    ) -> Tensor:
+        y, plan = columns.apply(x, table, weight, bias, channel=given.channel, mask=given.mask)
+        # Not the running buffers themselves: a training step may move them before this backward runs.
+        ctx.save_for_backward(x, weight, bias, given.mask, table)
+        ctx.given, ctx.columns, ctx.plan = given, columns, plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight, bias, mask, table = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
+            shape = [-1 if a == ctx.given.channel else 1 for a in range(x.dim())]
+            norm = partial(_applied, mean=table[0, 0].view(shape), inverse=table[0, 2].view(shape), mask=mask)
+            return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
+        dx, dw, db = ctx.columns.apply_backward(x, weight, dy, table, ctx.plan, wanted=wanted)
+        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None
