@@ -134,6 +134,8 @@ def inspect_model(
     stream_list = streams(flow, found) if flow is not None else []
     if flow is not None and flow.error is not None:
         stream_list = [replace(stream, final=None) for stream in stream_list]
+    if flow is not None and flow.error is None and found and not stream_list:
+        notes.append("no residual addition was found: the wiring has no name here (several streams, or no residual)")
     places = positions(flow, found, stream_list) if flow is not None else {}
     with torch.no_grad(), untouched(model):
         norms = survey(model, flow, found, places, identify)
@@ -142,7 +144,7 @@ def inspect_model(
 
 
 def _best(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow | None:
-    """Run the given example, or those that the config suggests until one goes through; keep the one that got furthest."""
+    """Run the given example, or those that the config suggests until one goes through; keep what got furthest."""
     best: Flow | None = None
     for positional, named in _tries(model, args, kwargs):
         flow = record(model, positional, named)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normkit.surgery.auditing.load import Refused, load
+from normkit.surgery.auditing.load import RefusedError, load
 
 DONE, FINDING, COULD_NOT_RUN = 0, 1, 2
 
@@ -40,7 +40,7 @@ def audit(
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         found = audit_loaded(load(model, trust_remote_code))
-    except Refused as refused:
+    except RefusedError as refused:
         typer.echo(f"error: {refused}", err=True)
         raise typer.Exit(COULD_NOT_RUN) from None
     if as_json:

@@ -20,7 +20,7 @@ from torch import nn
 LARGE = 8 * 2**30  # bytes: random weights beyond this stay on meta
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """A model that cannot or must not be loaded; the message names the file and what to do."""
 
 
@@ -54,7 +54,7 @@ def load(source: str, trust_remote_code: bool = False) -> Loaded:
         trust_remote_code: run the Python files that a checkpoint brings along.
 
     Raises:
-        Refused: for anything that cannot be loaded, with the file's name and what to do.
+        RefusedError: for anything that cannot be loaded, with the file's name and what to do.
 
     Example:
         >>> load("torch.nn:Identity").model
@@ -66,10 +66,10 @@ def load(source: str, trust_remote_code: bool = False) -> Loaded:
     if path.is_file():
         if path.suffix == ".json":
             return _config_file(path, trust_remote_code)
-        raise Refused(f"{path}: expected a checkpoint folder or a config .json; pass the folder that it lies in")
+        raise RefusedError(f"{path}: expected a checkpoint folder or a config .json; pass the folder that it lies in")
     if ":" in source and not path.exists():
         return _callable(source)
-    raise Refused(f"{source}: no such folder or file; for a function that returns a model write module:function")
+    raise RefusedError(f"{source}: no such folder or file; for a function that returns a model write module:function")
 
 
 def _callable(source: str) -> Loaded:
@@ -84,15 +84,19 @@ def _callable(source: str) -> Loaded:
             made = getattr(made, part)
         made = made() if not isinstance(made, nn.Module) else made
     except (ImportError, AttributeError) as error:
-        raise Refused(f"{source}: {error}; expected an importable module and a function in it") from error
+        raise RefusedError(f"{source}: {error}; expected an importable module and a function in it") from error
     except Exception as error:
-        raise Refused(f"{source}: the function raised {type(error).__name__}: {error}; call it in Python to see") from error
+        raise RefusedError(
+            f"{source}: the function raised {type(error).__name__}: {error}; call it in Python to see"
+        ) from error
     finally:
         if added:
             sys.path.remove(here)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
     if not isinstance(model, nn.Module):
-        raise Refused(f"{source}: expected a torch.nn.Module, or one and an example input, got {type(model).__name__}")
+        raise RefusedError(
+            f"{source}: expected a torch.nn.Module, or one and an example input, got {type(model).__name__}"
+        )
     if isinstance(example, dict):
         return Loaded(model, kwargs=example)
     return Loaded(model, example if isinstance(example, tuple) else (example,))
@@ -100,7 +104,7 @@ def _callable(source: str) -> Loaded:
 
 def _folder(path: Path, trust: bool) -> Loaded:
     if not (path / "config.json").is_file():
-        raise Refused(f"{path}: no config.json in it; pass a folder that a model was saved to")
+        raise RefusedError(f"{path}: no config.json in it; pass a folder that a model was saved to")
     config = _config(path / "config.json", trust)
     state = _weights(path)
     model_class = _class_of(config, trust)
@@ -110,14 +114,13 @@ def _folder(path: Path, trust: bool) -> Loaded:
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
     except Exception as error:
-        first = str(error).strip().splitlines()
-        raise Refused(f"{path}: transformers could not build it: {first[0] if first else type(error).__name__}") from error
+        raise RefusedError(f"{path}: transformers could not build it: {_first_line(error)}") from error
     wrong = sorted(str(key[0] if isinstance(key, tuple) else key) for key in said.get("mismatched_keys", ()))
     if wrong:
-        raise Refused(f"{path}: {wrong[0]} has another shape in the weights than config.json says; they do not belong together")
-    return Loaded(
-        model, missing=tuple(sorted(said["missing_keys"])), unexpected=tuple(sorted(said["unexpected_keys"]))
-    )
+        raise RefusedError(
+            f"{path}: {wrong[0]} has another shape in the weights than config.json says; they do not belong together"
+        )
+    return Loaded(model, missing=tuple(sorted(said["missing_keys"])), unexpected=tuple(sorted(said["unexpected_keys"])))
 
 
 def _config_file(path: Path, trust: bool) -> Loaded:
@@ -135,8 +138,7 @@ def _config_file(path: Path, trust: bool) -> Loaded:
             torch.manual_seed(0)
             model = build(config)
     except Exception as error:
-        first = str(error).strip().splitlines()
-        raise Refused(f"{path}: transformers could not build it: {first[0] if first else type(error).__name__}") from error
+        raise RefusedError(f"{path}: transformers could not build it: {_first_line(error)}") from error
     return Loaded(model, notes=["weights are random: only a config was given"])
 
 
@@ -144,35 +146,36 @@ def _transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise Refused("reading a config or a checkpoint folder needs transformers: pip install transformers") from error
+        raise RefusedError(
+            "reading a config or a checkpoint folder needs transformers: pip install transformers"
+        ) from error
 
 
 def _config(path: Path, trust: bool) -> Any:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Refused(f"{path}: not readable as JSON ({error}); save the config again") from error
+        raise RefusedError(f"{path}: not readable as JSON ({error}); save the config again") from error
     kind = data.get("model_type") if isinstance(data, dict) else None
     if kind is None:
-        raise Refused(f"{path}: no model_type in it; expected a config as transformers writes it")
+        raise RefusedError(f"{path}: no model_type in it; expected a config as transformers writes it")
     library = _transformers()
     known = kind in library.CONFIG_MAPPING
     remote = "auto_map" in data and (trust or not known)
     if remote and not trust:
         files = ", ".join(sorted({f"{v}".partition(".")[0] + ".py" for v in data["auto_map"].values()}))
-        raise Refused(
+        raise RefusedError(
             f"{path}: model type {kind!r} comes with code of its own ({files}), which was not run; "
             "read it, then pass --trust-remote-code"
         )
     if not known and not remote:
-        raise Refused(f"{path}: transformers {library.__version__} does not know the model type {kind!r}")
+        raise RefusedError(f"{path}: transformers {library.__version__} does not know the model type {kind!r}")
     try:
         if remote:
             return library.AutoConfig.from_pretrained(path.parent, trust_remote_code=True, local_files_only=True)
         return library.CONFIG_MAPPING[kind].from_dict(data)
     except Exception as error:
-        first = str(error).strip().splitlines()
-        raise Refused(f"{path}: not a valid config: {' '.join(part.strip() for part in first[:2])}") from error
+        raise RefusedError(f"{path}: not a valid config: {' '.join(str(error).split())}") from error
 
 
 def _class_of(config: Any, trust: bool) -> Any:
@@ -191,7 +194,7 @@ def _class_of(config: Any, trust: bool) -> Any:
         auto = getattr(library, name)
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
-    raise Refused(f"transformers has no model for a config of type {type(config).__name__}")
+    raise RefusedError(f"transformers has no model for a config of type {type(config).__name__}")
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
@@ -202,7 +205,9 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     elif single.is_file():
         files = [single]
     elif found := sorted(path.glob("*.safetensors")):
-        raise Refused(f"{found[0]}: neither model.safetensors nor an index beside it; write model.safetensors.index.json")
+        raise RefusedError(
+            f"{found[0]}: neither model.safetensors nor an index beside it; write model.safetensors.index.json"
+        )
     else:
         return _pickled(path)
     state: dict[str, torch.Tensor] = {}
@@ -211,7 +216,9 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     if index.is_file():
         promised = set(json.loads(index.read_text())["weight_map"])
         if lost := sorted(promised - set(state)):
-            raise Refused(f"{index}: {len(lost)} tensors that it lists are in no shard, {lost[0]} first; copy it again")
+            raise RefusedError(
+                f"{index}: {len(lost)} tensors that it lists are in no shard, {lost[0]} first; copy it again"
+            )
     return state
 
 
@@ -219,12 +226,14 @@ def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise Refused(f"{index}: not a readable index ({error}); copy it again") from error
+        raise RefusedError(f"{index}: not a readable index ({error}); copy it again") from error
     files = [index.parent / str(name) for name in names]
     if outside := [f for f in files if f.resolve().parent != index.parent.resolve()]:
-        raise Refused(f"{index}: names a file outside its folder, {outside[0]}; it was not read")
+        raise RefusedError(f"{index}: names a file outside its folder, {outside[0]}; it was not read")
     if absent := [f.name for f in files if not f.is_file()]:
-        raise Refused(f"{index.parent / absent[0]}: missing, and {len(absent)} of {len(files)} shards are; copy them again")
+        raise RefusedError(
+            f"{index.parent / absent[0]}: missing, and {len(absent)} of {len(files)} shards are; copy them again"
+        )
     return files
 
 
@@ -232,18 +241,22 @@ def _safetensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         reader = importlib.import_module("safetensors.torch")
     except ImportError as error:
-        raise Refused(f"{file}: reading it needs safetensors: pip install safetensors") from error
+        raise RefusedError(f"{file}: reading it needs safetensors: pip install safetensors") from error
     try:
         return reader.load_file(str(file), device="cpu")
     except Exception as error:
-        raise Refused(f"{file}: not a whole safetensors file ({error}); copy it again") from error
+        raise RefusedError(f"{file}: not a whole safetensors file ({error}); copy it again") from error
 
 
 def _pickled(path: Path) -> dict[str, torch.Tensor]:
     """Read a PyTorch file that holds tensors and nothing else."""
-    files = [f for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl") for f in sorted(path.glob(pattern))]
+    files = [
+        f for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl") for f in sorted(path.glob(pattern))
+    ]
     if not files:
-        raise Refused(f"{path}: no weights in it; expected model.safetensors (for random weights pass its config.json)")
+        raise RefusedError(
+            f"{path}: no weights in it; expected model.safetensors (for random weights pass its config.json)"
+        )
     index = path / "pytorch_model.bin.index.json"
     if index.is_file():
         files = _shards(index)
@@ -252,12 +265,12 @@ def _pickled(path: Path) -> dict[str, torch.Tensor]:
         try:
             held = torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            raise Refused(
+            raise RefusedError(
                 f"{file}: a pickle that holds more than tensors, or is damaged; it was not run. "
                 "Convert it to safetensors where you trust it"
             ) from error
         if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
-            raise Refused(f"{file}: expected a mapping of names to tensors; save the model's state_dict()")
+            raise RefusedError(f"{file}: expected a mapping of names to tensors; save the model's state_dict()")
         state.update(held)
     return state
 
@@ -265,3 +278,8 @@ def _pickled(path: Path) -> dict[str, torch.Tensor]:
 def _dtype_of(state: dict[str, torch.Tensor]) -> torch.dtype:
     floating = [t.dtype for t in state.values() if t.is_floating_point()]
     return max(set(floating), key=floating.count) if floating else torch.float32
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

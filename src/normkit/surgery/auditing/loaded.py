@@ -35,6 +35,7 @@ def _keys(loaded: Loaded, report: Audit) -> Iterator[Finding]:
     spare = tuple(name for name in loaded.unexpected if "norm" in name.lower() or ".ln" in name.lower())
     if spare:
         yield Finding(
-            "danger", "not-in-model", spare, f"the checkpoint holds {len(spare)} norm parameters that the model has no place for",
+            "danger", "not-in-model", spare,
+            f"the checkpoint holds {len(spare)} norm parameters that the model has no place for",
             "norms that the model was trained with do not run", "use the class or the config that it was trained with",
         )  # fmt: skip

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normkit.conventions import NAMED
 from normkit.spec import NormSpec
-from normkit.surgery.flow.record import Flow
 from normkit.surgery.flow.positions import Position
+from normkit.surgery.flow.record import Flow
 from normkit.surgery.flow.sightings import Sighting
 from normkit.surgery.flow.stream import Stream
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from normkit.surgery.auditing.finding import SEVERITIES, Finding
-from normkit.surgery.auditing.norm import Norm
+from normkit.surgery.auditing.norm import Norm, role_of
 from normkit.surgery.auditing.outline import Branch, details, outline, short, title
 from normkit.surgery.flow.stream import Join, Stream
 
@@ -41,7 +41,7 @@ def report(audit: Audit, as_table: bool = False) -> RenderableType:
     """Return the whole report for a rich console: headline, wiring, norms, notes, findings last, where the eye is."""
     parts: list[RenderableType] = [_headline(audit), Text()]
     if audit.streams:
-        parts += [*(_wiring(stream) for stream in audit.streams), Text()]
+        parts += [*_wirings(audit), Text()]
     if audit.norms:
         parts += [_table(audit) if as_table else _tree(audit), Text()]
     for note in audit.notes:
@@ -62,7 +62,17 @@ def _headline(audit: Audit) -> Text:
     return line
 
 
-def _wiring(stream: Stream) -> RenderableType:
+def _wirings(audit: Audit) -> Iterator[RenderableType]:
+    """Draw streams of one kind and place once."""
+    alike: dict[tuple[object, ...], list[Stream]] = {}
+    for stream in audit.streams:
+        formulas = tuple(sorted(Counter(join.formula for join in stream.joins).items()))
+        alike.setdefault((role_of(stream.where), formulas), []).append(stream)
+    for (where, _), streams in alike.items():
+        yield _wiring(streams[0], str(where) if len(streams) > 1 else streams[0].where, len(streams))
+
+
+def _wiring(stream: Stream, place: str, times: int) -> RenderableType:
     common = stream.commonest
     name = stream.wiring or "no named wiring"
     rest = Counter(join.formula for join in stream.joins if join.shape != common.shape)
@@ -72,7 +82,8 @@ def _wiring(stream: Stream) -> RenderableType:
         line.append(f",  {formula}  ×{count}")
     if stream.final is not None:
         line.append("; final norm after it")
-    where = f"in {stream.where}" if stream.where else "in the model itself"
+    where = f"in {place}" if place else "in the model itself"
+    where += f", {times} streams alike" if times > 1 else ""
     return _hanging(Text("wiring  ", "magenta"), Text.assemble(line, "  ", (where, "dim")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ def survey(
             norm = _module_norm(name, module, seen, flow, places, asked, tuple(names[id(module)][1:]))
             if norm is not None:
                 norms.append(norm)
-        norms += [_function_norm(module, list(s), flow, places) for key, s in by_place.items() if key[0] == name and flow]
+        norms += [
+            _function_norm(module, list(s), flow, places) for key, s in by_place.items() if key[0] == name and flow
+        ]
     return norms
 
 
@@ -73,7 +76,7 @@ def _owner(sighting: Sighting, modules: dict[str, nn.Module]) -> str | None:
 
 
 def _looks_like_one(module: nn.Module, kinds: set[type[nn.Module]]) -> bool:
-    """Return whether a module that no norm was seen in may be one: of a class seen elsewhere, of PyTorch's, or by name."""
+    """Return whether a module in which none was seen may be one: of a class seen elsewhere, of PyTorch's, by name."""
     if type(module) in kinds or type(module) in _KNOWN:
         return True
     small = all(p.dim() <= 2 for p in module.parameters()) and not any(True for _ in module.children())
@@ -90,7 +93,7 @@ def _module_norm(
     aliases: tuple[str, ...],
 ) -> Norm | None:
     calls = len(flow.calls_of(name)) if flow is not None else None
-    answer = asked(module, flow, name)
+    answer = asked(module, flow, name, seen[0].axes if seen else (-1,))
     identified = bool(answer) and getattr(answer, "spec", None) is not None
     if not seen and not identified and type(module) not in _KNOWN:
         return None  # called a norm, and is none
@@ -142,10 +145,10 @@ class _Asked:
         self.identify = identify
         self.known: dict[tuple[object, ...], Any] = {}
 
-    def __call__(self, module: nn.Module, flow: Flow | None, name: str) -> Any:
+    def __call__(self, module: nn.Module, flow: Flow | None, name: str, axes: tuple[int, ...]) -> Any:
         call = next((c for c in flow.calls_of(name) if c.done), None) if flow is not None else None
-        refs = tuple(call.positional) if call is not None else ()
-        keywords = dict(call.keywords) if call is not None else {}
+        refs = tuple(_shortened(r, module, axes) for r in call.positional) if call is not None else ()
+        keywords = {n: _shortened(r, module, axes) for n, r in call.keywords.items()} if call is not None else {}
         key = (
             type(module), module.__dict__.get("forward"), tuple(_plain(module)),
             tuple((n, t.shape, t.dtype) for n, t in _tensors(module)),
@@ -170,6 +173,16 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, str]]:
         for attribute, value in sorted(vars(child).items()):
             if isinstance(value, (int, float, str, tuple, type(None), torch.dtype)):
                 yield f"{part}.{attribute}", repr(value)
+
+
+def _shortened(value: Any, module: nn.Module, axes: tuple[int, ...]) -> Any:
+    """Cut the axes that neither a statistic nor a parameter runs over: a few rows tell as much as thousands."""
+    if not isinstance(value, Ref):
+        return value
+    sizes = {size for _, tensor in _tensors(module) for size in tensor.shape}
+    rank = len(value.shape)
+    shape = tuple(s if i - rank in axes or s in sizes else min(s, 3) for i, s in enumerate(value.shape))
+    return replace(value, shape=shape)
 
 
 def _shape(value: Any) -> object:

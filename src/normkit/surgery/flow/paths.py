@@ -8,27 +8,27 @@ from normkit.surgery.flow.record import Flow, Node, Ref
 
 # Operators that hand one live value on, scaled, shifted, cast, masked or moved, but mix no channels and no positions.
 PASSING = frozenset(
-    """mul div add sub rsub neg _to_copy clone copy clamp clamp_min clamp_max where masked_fill native_dropout
-    constant_pad_nd roll _unsafe_view slice_scatter index_select repeat expand_copy nan_to_num addcmul
-    mul_ div_""".split()
-)
+    {
+        "mul", "div", "add", "sub", "rsub", "neg", "_to_copy", "clone", "copy", "clamp", "clamp_min", "clamp_max",
+        "where", "masked_fill", "native_dropout", "constant_pad_nd", "roll", "_unsafe_view", "slice_scatter",
+        "index_select", "repeat", "expand_copy", "nan_to_num", "addcmul",
+    }
+)  # fmt: skip
 CASTS = frozenset({"_to_copy", "clone", "_unsafe_view", "copy"})
 # Operators in which a sublayer does its work: a weight, or other positions, meet the value.
 WORKING = frozenset(
-    """mm addmm bmm baddbmm convolution _softmax embedding linear mkldnn_linear _scaled_mm _int_mm _grouped_mm
-    _convert_weight_to_int4pack cumsum addmv mv dot index_add scatter_add addbmm mkldnn_convolution _trilinear
-    _embedding_bag avg_pool2d fft_r2c _fft_r2c _weight_int8pack_mm _weight_int4pack_mm lstm gru""".split()
-)
+    {
+        "mm", "addmm", "bmm", "baddbmm", "convolution", "_softmax", "embedding", "linear", "mkldnn_linear",
+        "_scaled_mm", "_int_mm", "_grouped_mm", "_convert_weight_to_int4pack", "cumsum", "addmv", "mv", "dot",
+        "index_add", "scatter_add", "addbmm", "mkldnn_convolution", "_trilinear", "_embedding_bag", "avg_pool2d",
+        "fft_r2c", "_fft_r2c", "_weight_int8pack_mm", "_weight_int4pack_mm", "lstm", "gru",
+    }
+)  # fmt: skip
 
 
 def works(node: Node) -> bool:
     """Return whether a sublayer's work happens in this operator."""
     return node.op in WORKING or "attention" in node.op or node.op.startswith(("_thnn", "_cudnn_rnn"))
-
-
-def attends(node: Node) -> bool:
-    """Return whether this operator mixes positions, as attention, a convolution over time or a scan does."""
-    return "attention" in node.op or node.op in {"_softmax", "convolution", "cumsum", "mkldnn_convolution"}
 
 
 def passes_on(flow: Flow, node: Node) -> Ref | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from normkit.surgery.flow.record import Flow, Node
 from normkit.surgery.flow.paths import PASSING, ancestors, passes_on
+from normkit.surgery.flow.record import Flow, Node
 from normkit.surgery.flow.sightings import Sighting
 from normkit.surgery.flow.stream import Stream
 
@@ -25,6 +25,7 @@ Position = Literal[
 
 # What rotary embeddings and head layouts do between a query or key norm and its attention.
 _ROTATING = PASSING | {"cat", "stack", "index", "repeat_interleave", "expand", "view_as_complex", "view_as_real"}
+_OPERANDS: tuple[Literal["query"], Literal["key"], Literal["value"]] = ("query", "key", "value")
 _REACH = 600  # operators looked at after a norm
 
 
@@ -82,7 +83,7 @@ def attention_role(flow: Flow, sighting: Sighting) -> tuple[Literal["query", "ke
         if not mine:
             continue
         if "attention" in node.op:
-            return ("query", "key", "value")[min(mine[0], 2)], node
+            return _OPERANDS[min(mine[0], 2)], node
         if node.op in ("bmm", "baddbmm") and len(live) >= 2:
             operands = live[-2:]
             first = operands[0].node in reached

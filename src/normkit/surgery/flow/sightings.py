@@ -1,8 +1,8 @@
 """Norms in a recorded forward, by what was computed and not by anybody's name for it.
 
-A norm is seen where a value is divided by the root of its own mean (or sum, or variance) of squares, or where ATen's own
-layer, RMS, group or batch norm runs. One seen in a module that does nothing else is that module's norm; any other was
-written as a function call inside a larger forward.
+A norm is seen where a value is divided by the root of its own mean (or sum, or variance) of squares, or where ATen's
+own layer, RMS, group or batch norm runs. One seen in a module that does nothing else is that module's norm; any other
+was written as a function call inside a larger forward.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 
 import torch
 
-from normkit.surgery.flow.record import Call, Flow, Node, Ref
 from normkit.surgery.flow.paths import CASTS, ancestors, behind_casts, parameters_behind, passes_on, works
+from normkit.surgery.flow.record import Call, Flow, Node, Ref
 
 Kind = Literal["layer", "rms", "l2", "group", "instance", "batch"]
 
@@ -106,9 +106,7 @@ def _native(flow: Flow, node: Node) -> Sighting | None:
     return None
 
 
-def _seen(
-    flow: Flow, node: Node, kind: Kind, eps: float, x: Ref, size: int, axes: tuple[int, ...]
-) -> Sighting | None:
+def _seen(flow: Flow, node: Node, kind: Kind, eps: float, x: Ref, size: int, axes: tuple[int, ...]) -> Sighting | None:
     if not flow.nodes[x.node].live:
         return None
     weights = [ref for ref in node.inputs[1:] if flow.nodes[ref.node].op in ("parameter", "buffer")]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from normkit.placement import WIRINGS, Wiring
-from normkit.surgery.flow.record import Flow, Node
 from normkit.surgery.flow.paths import ancestors, passes_on, readers, works
+from normkit.surgery.flow.record import Flow, Node
 from normkit.surgery.flow.sightings import Sighting
 
 _ADDS = frozenset({"add", "addcmul", "lerp"})
@@ -78,10 +79,9 @@ class Stream:
 
     @property
     def commonest(self) -> Join:
-        """A join of the kind that occurs most; the earliest among equals."""
+        """A join of the kind that occurs most; among equals the one with more norms, then the earliest."""
         counts = Counter(join.shape for join in self.joins)
-        best = max(counts.values())
-        return next(join for join in self.joins if counts[join.shape] == best)
+        return max(self.joins, key=lambda join: (counts[join.shape], sum(join.shape[:3])))
 
     @property
     def wiring(self) -> str | None:
@@ -118,9 +118,17 @@ def streams(flow: Flow, found: list[Sighting]) -> list[Stream]:
         held = {join.node for stream in kept for join in stream.joins}
         if len(chain) == 1 and held & chain[0].path:
             continue  # a skip over a whole stack
-        _place(flow, chain, norms)
-        kept.append(Stream(chain, _common([join.where for join in chain]), _final(flow, chain[-1], norms)))
+        joined = _outermost(chain)
+        _place(flow, joined, norms)
+        kept.append(Stream(joined, _common([join.where for join in joined]), _final(flow, joined[-1], norms)))
     return kept
+
+
+def _outermost(chain: list[Join]) -> list[Join]:
+    """Leave out additions over several joins that follow one another, then skips inside another join's branch."""
+    links = {(join.stream, join.node) for join in chain}
+    single = [join for join in chain if not any(a in join.path and b in join.path for a, b in links)]
+    return [join for join in single if not any(join.node in other.path for other in single)]
 
 
 class _Norms:
@@ -149,9 +157,7 @@ def _joins(flow: Flow, norms: _Norms) -> dict[int, Join]:
     return joins
 
 
-def _joined(
-    flow: Flow, node: Node, stream: int, branch: int, joins: dict[int, Join], norms: _Norms
-) -> Join | None:
+def _joined(flow: Flow, node: Node, stream: int, branch: int, joins: dict[int, Join], norms: _Norms) -> Join | None:
     source, scaled = _origin(flow, stream, norms)
     path = _between(flow, source, branch)
     earlier: list[int] = []
@@ -242,15 +248,17 @@ def _place(flow: Flow, chain: list[Join], norms: _Norms) -> None:
         join.before = _distinct(s for s in entries if s is not None and s.out != join.stream)
         join.unnormed = bool(join.before) and any(s is None for s in entries)
         ends = [_origin(flow, end, norms)[0] for end in join.branches]
-        join.branch = _distinct(norms.out[end] for end in ends if end in norms.out and norms.out[end] not in join.before)
-    for join, following in zip(chain, chain[1:], strict=False):
+        closing_them = [norms.out[end] for end in ends if end in norms.out]
+        join.branch = _distinct(s for s in closing_them if s not in join.before)
+    for join, following in pairwise(chain):
         norm = norms.out.get(following.stream)
         if norm is not None and _origin(flow, norm.x.node, norms)[0] == join.node:
             join.after = [norm]
     last = chain[-1]
     closing = _closing(flow, last, norms)
-    others = [join for join in chain[:-1]]
-    post = sum(bool(join.after) for join in others) * 2 > len(others) if others else not (last.before or last.branch)
+    others = chain[:-1]
+    normed = bool(last.before or last.branch) or any(node in norms.at for node in last.path)
+    post = 2 * sum(bool(join.after) for join in others) > len(others) if others else not normed
     if closing is not None and post:
         last.after = [closing]
 
@@ -263,9 +271,8 @@ def _closing(flow: Flow, last: Join, norms: _Norms) -> Sighting | None:
 
 
 def _final(flow: Flow, last: Join, norms: _Norms) -> Sighting | None:
-    if last.after:
-        return None
-    reading = _distinct(norms.at[r] for r in readers(flow, last.node) if r in norms.at)
+    end = last.after[0].out if last.after else last.node
+    reading = _distinct(norms.at[r] for r in readers(flow, end) if r in norms.at)
     return reading[0] if reading else None
 
 

@@ -73,7 +73,7 @@ def called_more_than_once(seen: Inspection) -> Iterator[Finding]:
         yield Finding(
             "warning" if weighted else "info", "called-more-than-once", (norm.name,),
             f"runs {norm.calls} times in one forward ({places})",
-            "one weight serves places with different scales" if weighted else "the same norm, several times: as written",
+            "one weight serves places with different scales" if weighted else "the same norm, several times",
             "give each place a norm of its own, unless it is shared on purpose" if weighted else "nothing",
         )  # fmt: skip
 

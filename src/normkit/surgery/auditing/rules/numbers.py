@@ -46,15 +46,17 @@ def _differs(severity: Any, names: tuple[str, ...], what: str, value: str) -> Fi
 
 def eps_against_config(seen: Inspection) -> Iterator[Finding]:
     """ε that is none of the values that the model's config gives."""
-    for role, norms in _roles(seen.norms).items():
+    against: dict[tuple[float, str], list[Norm]] = defaultdict(list)
+    for norms in _roles(seen.norms).values():
         wanted = config_eps(seen.nearest_config(norms[0].name))
         values = {n.eps for n in norms}
         eps = next(iter(values))
         if len(values) != 1 or eps is None or not wanted or any(_same(eps, w) for w in wanted.values()):
             continue
-        said = ", ".join(f"{key}={value:g}" for key, value in wanted.items())
+        against[eps, ", ".join(f"{key}={value:g}" for key, value in wanted.items())] += norms
+    for (eps, said), norms in against.items():
         yield Finding(
-            "warning", "eps-against-config", tuple(n.name for n in norms), f"ε is {eps:g} in {role}; the config says {said}",
+            "warning", "eps-against-config", tuple(n.name for n in norms), f"ε is {eps:g}; the config says {said}",
             "if the checkpoint was trained with the config's value, quality is lost everywhere by a little",
             "compare with the code that trained it; some families fix this ε whatever their config says",
         )  # fmt: skip
@@ -93,7 +95,7 @@ def promoted(seen: Inspection) -> Iterator[Finding]:
             "danger" if stopped else "warning", "promoted", tuple(dict.fromkeys(leaks)),
             f"gets {', '.join(sorted(kinds))} and returns float32",
             "the next matrix product refuses it: " + _first_line(seen.flow.error) if stopped
-            else "the stream after it is float32: twice the memory, slower products, or an error where dtypes must agree",
+            else "what follows is float32: twice the memory, slower products, or an error where dtypes must agree",
             "keep the norm's weight in the model's dtype, or use a norm that returns its input's dtype",
         )  # fmt: skip
 

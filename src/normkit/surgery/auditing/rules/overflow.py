@@ -32,7 +32,8 @@ def first_not_finite(seen: Inspection) -> Iterator[Finding]:
         consequence = f"reaches {where_to}; a norm is where it shows, not where it starts"
         remedy = f"run {where or 'this operator'} in bfloat16 or float32, or clamp its output"
     yield Finding(
-        "danger", "not-finite", (where,), f"{culprit.op} is the first operator with a result that is not finite ({dtype})",
+        "danger", "not-finite", (where,),
+        f"{culprit.op} is the first operator with a result that is not finite ({dtype})",
         consequence, remedy,
     )  # fmt: skip
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from normkit.surgery.auditing.finding import Finding
 from normkit.surgery.auditing.norm import Inspection, role_of
-from normkit.surgery.flow.positions import attention_role
 from normkit.surgery.flow.paths import passes_on, readers
+from normkit.surgery.flow.positions import attention_role
 from normkit.surgery.flow.record import Flow, Node, Ref
 from normkit.surgery.flow.sightings import Sighting
 from normkit.surgery.flow.stream import Join
@@ -38,7 +38,8 @@ def wrong_axis(seen: Inspection) -> Iterator[Finding]:
             continue
         over = f"{axes} axes ({size} values)" if axes > 1 else f"an axis of size {size}"
         yield Finding(
-            "danger", "wrong-axis", _names(entries), f"normalises over {over}; the layers that read it have {channels} channels",
+            "danger", "wrong-axis", _names(entries),
+            f"normalises over {over}; the layers that read it have {channels} channels",
             "positions are mixed into each other's statistics: padding and, in a causal model, the future leak in",
             f"normalise over the {channels} channels: check the transpose before the norm and its normalized_shape",
         )  # fmt: skip
@@ -165,7 +166,10 @@ def no_final_norm(seen: Inspection) -> Iterator[Finding]:
     """A stream that grows with depth and leaves its stack as it is."""
     if seen.flow is None or seen.flow.error is not None:
         return
+    pieces = Counter(role_of(stream.where) for stream in seen.streams)
     for stream in seen.streams:
+        if pieces[role_of(stream.where)] > 1:
+            continue  # one stack in several pieces: something else mixes the stream between them
         grows = len(stream.joins) > 1 and not stream.joins[-1].after
         if grows and stream.final is None and any(join.before or join.branch for join in stream.joins):
             yield Finding(

@@ -45,11 +45,14 @@ def one_plus_doubled(seen: Inspection) -> Iterator[Finding]:
     around_one = [w for w in offset if abs(w.mean - 1) < 0.3 and w.spread < 0.4 and w.least > 0]
     if around_one and 2 * len(around_one) > len(offset):
         mean = sum(w.mean for w in around_one) / len(around_one)
+        # Exactly 1 is what an initialiser wrote that took the norm for a plain one; training or loading moves it.
+        untrained = all(w.mean == 1 and w.spread == 0 for w in around_one)
         yield Finding(
-            "danger", "one-plus-doubled", tuple(w.norm.name for w in around_one),
+            "warning" if untrained else "danger", "one-plus-doubled", tuple(w.norm.name for w in around_one),
             f"the forward scales by 1 + w, and {len(around_one)} of {len(offset)} such weights are stored around 1 "
             f"(mean {mean:.3g}): the gain is {1 + mean:.3g}",
-            "every normalised value is about twice too large; text turns to garbage",
+            "exactly 1: never trained, and initialised to twice the scale that was meant" if untrained
+            else "every normalised value is about twice too large; text turns to garbage",
             "subtract 1 from these weights, or load them into a norm that scales by w",
         )  # fmt: skip
 
@@ -58,16 +61,17 @@ def one_plus_missing(seen: Inspection) -> Iterator[Finding]:
     """Norms that scale by weights that are stored around 0."""
     plain = [w for w in _weights(seen) if w.norm.spec is not None and w.norm.spec.weight == "plain"]
     # Trained plain weights may be small but keep one sign; stored around 0 they have both, or are all 0.
-    around_zero = [w for w in plain if abs(w.mean) <= w.spread and abs(w.mean) < 0.5]
+    around_zero = [w for w in plain if abs(w.mean) <= w.spread / 2 or w.mean == 0]
     if around_zero:
         all_of_them = 2 * len(around_zero) > len(plain)
         mean = sum(w.mean for w in around_zero) / len(around_zero)
         yield Finding(
-            "danger" if all_of_them else "warning", "one-plus-missing", tuple(w.norm.name for w in around_zero),
+            "danger" if all_of_them else "info", "one-plus-missing", tuple(w.norm.name for w in around_zero),
             f"the forward scales by w, and {len(around_zero)} of {len(plain)} such weights are stored around 0 "
             f"(mean {mean:.3g})",
             "the norm passes on next to nothing, with random signs"
-            if all_of_them else "the branch behind it is nearly switched off: on purpose (zero initialisation), or 1 is missing",
+            if all_of_them
+            else "the branch behind it is nearly switched off: on purpose (zero initialisation), or 1 is missing",
             "add 1 to these weights, or load them into a norm that scales by 1 + w",
         )  # fmt: skip
 
