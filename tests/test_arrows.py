@@ -42,6 +42,7 @@ RANKS = [
     ["normkit.surgery.auditing.example", "normkit.surgery.auditing.untouched"],
     ["normkit.surgery.auditing.finding", "normkit.surgery.auditing.load"],
     ["normkit.surgery.auditing.norm", "normkit.surgery.auditing"],
+    ["normkit.surgery.auditing.asked"],
     ["normkit.surgery.auditing.notes", "normkit.surgery.auditing.survey", "normkit.surgery.auditing.outline"],
     ["normkit.surgery.auditing.rules"],
     ["normkit.surgery.audit", "normkit.surgery.auditing.report"],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normkit.surgery.auditing.asked import Asked, by_behaviour
 from normkit.surgery.auditing.example import examples
 from normkit.surgery.auditing.finding import Finding
 from normkit.surgery.auditing.norm import Inspection, Norm
@@ -130,7 +131,11 @@ def inspect_model(
         notes.append("no example input and no config to make one from: wiring, call counts and functions are unknown")
     elif flow.error is not None:
         notes.append(what_failed(model, flow, given))
+    asked = Asked(identify)
     found = sightings(flow) if flow is not None else []
+    if flow is not None:
+        with torch.no_grad(), untouched(model):
+            found = sorted([*found, *by_behaviour(flow, found, asked)], key=lambda sighting: sighting.out)
     stream_list = streams(flow, found) if flow is not None else []
     if flow is not None and flow.error is not None:
         stream_list = [replace(stream, final=None) for stream in stream_list]
@@ -138,7 +143,7 @@ def inspect_model(
         notes.append("no residual addition was found: the wiring has no name here (several streams, or no residual)")
     places = positions(flow, found, stream_list) if flow is not None else {}
     with torch.no_grad(), untouched(model):
-        norms = survey(model, flow, found, places, identify)
+        norms = survey(model, flow, found, places, asked)
     seen = Inspection(model, norms, flow, found, stream_list, places, own_example=not given)
     return Audit(type(model).__name__, tuple(norms), tuple(stream_list), tuple(findings(seen)), tuple(notes), seen)
 

@@ -37,6 +37,7 @@ class Norm:
         function: it stands as a function call in the forward of ``name``.
         parameters: names of the parameters that it scales and shifts with.
         aliases: further names of the same module.
+        eps_is_default: ε was left to PyTorch (None), which takes float32's machine epsilon.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Norm:
     function: bool = False
     parameters: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    eps_is_default: bool = False
 
     @property
     def role(self) -> str:

@@ -9,14 +9,16 @@ from torch import nn
 
 from normkit.surgery.flow.record import Flow
 
+_META = "on meta, without values (weights are not judged; where the forward asks for a value the answer is yes)"
+
 
 def notes_on(model: nn.Module) -> list[str]:
     """Return what is on meta, compiled, quantised or sharded, with the names of the modules.
 
     Example:
         >>> import torch
-        >>> notes_on(torch.nn.Linear(2, 2, device="meta"))
-        ['on meta, without values (weight findings are left out): the model itself']
+        >>> notes_on(torch.nn.Linear(2, 2, device="meta"))[0][:28]
+        'on meta, without values (wei'
     """
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
@@ -25,14 +27,15 @@ def notes_on(model: nn.Module) -> list[str]:
         own = list(module._parameters.values())  # pyright: ignore[reportPrivateUsage]
         tensors = [p for p in own if p is not None]
         if any(p.is_meta for p in tensors):
-            kinds["on meta, without values (weight findings are left out)"].append(name)
+            kinds[_META].append(name)
         if any(not p.is_floating_point() and not p.is_complex() for p in tensors) or _quantised(module):
             kinds["quantised (its own arithmetic is not looked into)"].append(name)
         if any(type(p).__name__ == "DTensor" or hasattr(p, "device_mesh") for p in tensors) or hasattr(
             module, "_fsdp_wrapped_module"
         ):
             kinds["sharded (weights are gathered to be looked at; wiring is this rank's)"].append(name)
-    return [f"{kind}: {_few(names)}" for kind, names in kinds.items()]
+    holders = sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules())
+    return [f"{kind}: {_few(names, holders)}" for kind, names in kinds.items()]
 
 
 def _quantised(module: nn.Module) -> bool:
@@ -40,7 +43,9 @@ def _quantised(module: nn.Module) -> bool:
     return ".quantized" in path or path.startswith(("bitsandbytes", "gptqmodel", "awq", "torchao.quantization"))
 
 
-def _few(names: list[str]) -> str:
+def _few(names: list[str], holders: int) -> str:
+    if len(names) == holders > 1:
+        return "every module with parameters"
     shown = [name or "the model itself" for name in names[:3]]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -19,7 +19,7 @@ class Branch:
     @property
     def likeness(self) -> tuple[object, ...]:
         """What two layers must share to be drawn as one: everything but their numbers."""
-        own = tuple(details(norm) for norm in self.norms)
+        own = tuple((title(norm), norm.function, *details(norm)) for norm in self.norms)
         return (*own, *((part, branch.likeness) for part, branch in self.below.items()))
 
 
@@ -69,7 +69,7 @@ def _details(norm: Norm) -> Iterator[str]:
     if norm.width is not None:
         yield f"{norm.width} wide"
     if norm.eps is not None:
-        yield f"ε {norm.eps:.6g}"
+        yield f"ε {norm.eps:.6g}" + (" (PyTorch's default)" if norm.eps_is_default else "")
     if norm.weight_dtype is not None:
         yield short(norm.weight_dtype)
     elif norm.input_dtype is not None:

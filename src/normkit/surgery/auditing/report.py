@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -19,14 +19,45 @@ from normkit.surgery.auditing.norm import Norm, role_of
 from normkit.surgery.auditing.outline import Branch, details, outline, short, title
 from normkit.surgery.flow.stream import Join, Stream
 
-if TYPE_CHECKING:
-    from normkit.surgery.audit import Audit
-
 _MARK = {"danger": ("✖", "bold red"), "warning": ("▲", "yellow"), "info": ("·", "cyan")}
 _NAMES_SHOWN = 4
 
 
-def text(audit: Audit, width: int = 100, color: bool = False) -> str:
+class Audited(Protocol):
+    """What a report reads of a `normkit.Audit`."""
+
+    @property
+    def model(self) -> str:
+        """The model's class."""
+        ...
+
+    @property
+    def norms(self) -> Sequence[Norm]:
+        """Every norm."""
+        ...
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """The residual streams."""
+        ...
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """What is wrong."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was not looked at."""
+        ...
+
+    @property
+    def dangerous(self) -> bool:
+        """Whether any finding is a danger."""
+        ...
+
+
+def text(audit: Audited, width: int = 100, color: bool = False) -> str:
     """Return the report as text of at most ``width`` columns."""
     console = Console(
         file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None,
@@ -37,7 +68,7 @@ def text(audit: Audit, width: int = 100, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def report(audit: Audit, as_table: bool = False) -> RenderableType:
+def report(audit: Audited, as_table: bool = False) -> RenderableType:
     """Return the whole report for a rich console: headline, wiring, norms, notes, findings last, where the eye is."""
     parts: list[RenderableType] = [_headline(audit), Text()]
     if audit.streams:
@@ -54,7 +85,7 @@ def report(audit: Audit, as_table: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(audit: Audit) -> Text:
+def _headline(audit: Audited) -> Text:
     functions = sum(norm.function for norm in audit.norms)
     line = Text.assemble((audit.model, "bold"), f"  {len(audit.norms)} norm{'s' if len(audit.norms) != 1 else ''}")
     if functions:
@@ -62,7 +93,7 @@ def _headline(audit: Audit) -> Text:
     return line
 
 
-def _wirings(audit: Audit) -> Iterator[RenderableType]:
+def _wirings(audit: Audited) -> Iterator[RenderableType]:
     """Draw streams of one kind and place once."""
     alike: dict[tuple[object, ...], list[Stream]] = {}
     for stream in audit.streams:
@@ -87,7 +118,7 @@ def _wiring(stream: Stream, place: str, times: int) -> RenderableType:
     return _hanging(Text("wiring  ", "magenta"), Text.assemble(line, "  ", (where, "dim")))
 
 
-def _tree(audit: Audit) -> Tree:
+def _tree(audit: Audited) -> Tree:
     tree = Tree(Text(audit.model, "bold"), guide_style="dim")
     top = outline(audit.norms)
     for norm in top.norms:
@@ -132,7 +163,7 @@ class _Line:
             yield Group(Text(self.label), Padding(said, (0, 0, 0, 2)))
 
 
-def _table(audit: Audit) -> Table:
+def _table(audit: Audited) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for heading, right in (("norm", False), ("computes", False), ("width", True), ("ε", True), ("dtype", False)):
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
@@ -169,7 +200,7 @@ def _hanging(head: Text, body: Text) -> Table:
     return grid
 
 
-def _verdict(audit: Audit) -> Text:
+def _verdict(audit: Audited) -> Text:
     counts = Counter(finding.severity for finding in audit.findings)
     if not counts:
         return Text("nothing found", "bold green")
@@ -179,7 +210,7 @@ def _verdict(audit: Audit) -> Text:
     return Text(", ").join(Text(words, style) for words, style in parts)
 
 
-def as_data(audit: Audit) -> dict[str, Any]:
+def as_data(audit: Audited) -> dict[str, Any]:
     """Return an audit as what JSON can hold."""
     return {
         "model": audit.model,
@@ -200,6 +231,7 @@ def _norm_data(norm: Norm) -> dict[str, Any]:
         "spec": None if norm.spec is None else norm.spec.code,
         "unidentified": norm.unidentified or None,
         "eps": norm.eps,
+        "eps_is_default": norm.eps_is_default,
         "width": norm.width,
         "weight_dtype": None if norm.weight_dtype is None else short(norm.weight_dtype),
         "weight_shape": norm.weight_shape,

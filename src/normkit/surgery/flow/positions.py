@@ -38,7 +38,11 @@ def positions(flow: Flow, found: list[Sighting], stream_list: list[Stream]) -> d
         >>> from normkit.surgery.flow.record import record
         >>> from normkit.surgery.flow.sightings import sightings
         >>> from normkit.surgery.flow.stream import streams
-        >>> flow = record(nn.Sequential(nk.PreNorm(8, nn.Linear(8, 8)), nk.RMSNorm(8)), (torch.randn(2, 8),), {})
+        >>> flow = record(
+        ...     nn.Sequential(nk.PreNorm(8, nn.Linear(8, 8), norm=nn.LayerNorm), nn.RMSNorm(8)),
+        ...     (torch.randn(2, 8),),
+        ...     {},
+        ... )
         >>> seen = sightings(flow)
         >>> list(positions(flow, seen, streams(flow, seen)).values())
         ['branch input', 'final']

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from normkit.surgery.flow.paths import CASTS, ancestors, behind_casts, parameters_behind, passes_on, works
-from normkit.surgery.flow.record import Call, Flow, Node, Ref
+from normkit.surgery.flow.record import LEAVES, Call, Flow, Node, Ref
 
 Kind = Literal["layer", "rms", "l2", "group", "instance", "batch"]
 
@@ -111,7 +111,9 @@ def _seen(flow: Flow, node: Node, kind: Kind, eps: float, x: Ref, size: int, axe
         return None
     weights = [ref for ref in node.inputs[1:] if flow.nodes[ref.node].op in ("parameter", "buffer")]
     names = tuple(flow.nodes[ref.node].name for ref in weights)
-    return Sighting(kind, float(eps), x, node.index, size, axes, frozenset({node.index}), node.call, weights=names)
+    return Sighting(
+        kind, decimal(float(eps)), x, node.index, size, axes, frozenset({node.index}), node.call, weights=names
+    )
 
 
 def _written_out(flow: Flow, root: Node) -> Sighting | None:
@@ -252,7 +254,7 @@ def _does_nothing_else(flow: Flow, call: Call, cores: list[Sighting]) -> bool:
 def _entering(flow: Flow, call: Call, core: Sighting) -> Ref | None:
     """Return the value from outside that a module's norm was taken of."""
     ref = core.x
-    while ref.node >= call.first:
+    while ref.node >= call.first and flow.nodes[ref.node].op not in LEAVES:
         live = flow.live_inputs(flow.nodes[ref.node])
         if not live:
             return None
@@ -271,7 +273,20 @@ def _axes(reduction: Node, rank: int) -> tuple[int, ...]:
 
 def _scalar(node: Node, position: int) -> float | None:
     value = node.args[position] if position < len(node.args) else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return decimal(float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def decimal(value: float) -> float:
+    """Return the number that was written down where it passed through float32 on its way, as ATen's RMS norm's ε does.
+
+    Example:
+        >>> decimal(9.999999974752427e-07), decimal(1e-5)
+        (1e-06, 1e-05)
+    """
+    if not math.isfinite(value) or torch.tensor(value, dtype=torch.float32).item() != value:
+        return value
+    shorter = (float(f"{value:.{digits}g}") for digits in range(1, 9))
+    return next((s for s in shorter if torch.tensor(s, dtype=torch.float32).item() == value), value)
 
 
 def unique_modules(found: list[Sighting]) -> Iterator[tuple[str, list[Sighting]]]:

@@ -97,7 +97,7 @@ def streams(flow: Flow, found: list[Sighting]) -> list[Stream]:
         >>> from torch import nn
         >>> from normkit.surgery.flow.record import record
         >>> from normkit.surgery.flow.sightings import sightings
-        >>> block = lambda: nk.PreNorm(8, nn.Linear(8, 8))
+        >>> block = lambda: nk.PreNorm(8, nn.Linear(8, 8), norm=nn.LayerNorm)
         >>> flow = record(nn.Sequential(block(), block()), (torch.randn(2, 8),), {})
         >>> [s.wiring for s in streams(flow, sightings(flow))]
         ['pre']
@@ -126,7 +126,8 @@ def streams(flow: Flow, found: list[Sighting]) -> list[Stream]:
 
 def _outermost(chain: list[Join]) -> list[Join]:
     """Leave out additions over several joins that follow one another, then skips inside another join's branch."""
-    links = {(join.stream, join.node) for join in chain}
+    nodes = {join.node for join in chain}
+    links = {(join.stream, join.node) for join in chain if join.stream in nodes}
     single = [join for join in chain if not any(a in join.path and b in join.path for a, b in links)]
     return [join for join in single if not any(join.node in other.path for other in single)]
 
