@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from normkit.surgery.auditing.finding import Finding
 from normkit.surgery.auditing.norm import Inspection, role_of
-from normkit.surgery.flow.paths import passes_on, readers
+from normkit.surgery.flow.paths import CASTS, passes_on, readers
 from normkit.surgery.flow.positions import attention_role
 from normkit.surgery.flow.record import Flow, Node, Ref
 from normkit.surgery.flow.sightings import Sighting
@@ -46,17 +46,24 @@ def wrong_axis(seen: Inspection) -> Iterator[Finding]:
 
 
 def _contractions(flow: Flow, sighting: Sighting) -> Iterator[tuple[int, bool]]:
-    """For each weight that multiplies a norm's result: the channels it contracts, and whether they are the norm's."""
+    """For each weight that multiplies a norm's result: the channels it contracts, and whether they are the norm's.
+
+    An axis is known by its stride: views keep it, and a copy says which axis it became.
+    """
     out = flow.nodes[sighting.out].outputs[0]
     if not out.stride or max(-a for a in sighting.axes) > len(out.shape):
         return
-    axis = sighting.axes[-1]
-    for consumer in flow.consumers(sighting.out):
-        node = flow.nodes[consumer]
-        ref = _multiplied(flow, node, sighting.out)
-        if ref is not None and ref.stride:
-            same = ref.stride[-1] == out.stride[axis] and ref.shape[-1] == sighting.size
-            yield ref.shape[-1], same
+    waiting = [(sighting.out, out.stride[sighting.axes[-1]])]
+    while waiting:
+        at, stride = waiting.pop()
+        for consumer in flow.consumers(at):
+            node = flow.nodes[consumer]
+            ref = _multiplied(flow, node, at)
+            if ref is not None and ref.stride:
+                yield ref.shape[-1], ref.stride[-1] == stride and ref.shape[-1] == sighting.size
+            elif node.op in CASTS and len(node.inputs) == 1 and node.inputs[0].shape == node.out.shape:
+                copied = zip(node.inputs[0].stride, node.out.stride, strict=False)
+                waiting += [(consumer, new) for old, new in copied if old == stride][:1]
 
 
 def _multiplied(flow: Flow, node: Node, source: int) -> Ref | None:
