@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
 
-from normkit.surgery.auditing.load import RefusedError, load
+from normkit.surgery.auditing.checkpoint import RefusedError
+from normkit.surgery.auditing.load import load
 
 DONE, FINDING, COULD_NOT_RUN = 0, 1, 2
 
@@ -37,7 +37,6 @@ def audit(
     """
     from normkit.surgery.auditing.loaded import audit_loaded
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         found = audit_loaded(load(model, trust_remote_code))
     except RefusedError as refused:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from normkit.surgery.auditing.checkpoint import RefusedError, dtype_of, read_weights
+
 LARGE = 8 * 2**30  # bytes: random weights beyond this stay on meta
-
-
-class RefusedError(ValueError):
-    """A model that cannot or must not be loaded; the message names the file and what to do."""
 
 
 @dataclass
@@ -57,7 +56,7 @@ def load(source: str, trust_remote_code: bool = False) -> Loaded:
         RefusedError: for anything that cannot be loaded, with the file's name and what to do.
 
     Example:
-        >>> load("torch.nn:Identity").model
+        >>> load("torch.nn:Identity").model  # a class is a function that makes a model
         Identity()
     """
     path = Path(source)
@@ -106,13 +105,19 @@ def _folder(path: Path, trust: bool) -> Loaded:
     if not (path / "config.json").is_file():
         raise RefusedError(f"{path}: no config.json in it; pass a folder that a model was saved to")
     config = _config(path / "config.json", trust)
-    state = _weights(path)
+    state = read_weights(path)
     model_class = _class_of(config, trust)
-    dtype = config.dtype if isinstance(getattr(config, "dtype", None), torch.dtype) else _dtype_of(state)
+    dtype = config.dtype if isinstance(getattr(config, "dtype", None), torch.dtype) else dtype_of(state)
     try:
-        model, said = model_class.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
-        )
+        with _quiet():
+            model, said = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except Exception as error:
         raise RefusedError(f"{path}: transformers could not build it: {_first_line(error)}") from error
     wrong = sorted(str(key[0] if isinstance(key, tuple) else key) for key in said.get("mismatched_keys", ()))
@@ -128,13 +133,13 @@ def _config_file(path: Path, trust: bool) -> Loaded:
     model_class = _class_of(config, trust)
     build = getattr(model_class, "_from_config", None) or model_class.from_config
     try:
-        with torch.device("meta"):
+        with _quiet(), torch.device("meta"):
             sketch = build(config)
         size = sum(p.numel() * p.element_size() for p in sketch.parameters())
         if size > LARGE:
             note = f"{size / 2**30:.0f} GiB of random weights were not made: the model is on meta"
             return Loaded(sketch, notes=[note])
-        with torch.random.fork_rng(devices=[]):
+        with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(config)
     except Exception as error:
@@ -197,89 +202,21 @@ def _class_of(config: Any, trust: bool) -> Any:
     raise RefusedError(f"transformers has no model for a config of type {type(config).__name__}")
 
 
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read the weights of a folder: one safetensors file, shards with their index, or a file without pickled code."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if index.is_file():
-        files = _shards(index)
-    elif single.is_file():
-        files = [single]
-    elif found := sorted(path.glob("*.safetensors")):
-        raise RefusedError(
-            f"{found[0]}: neither model.safetensors nor an index beside it; write model.safetensors.index.json"
-        )
-    else:
-        return _pickled(path)
-    state: dict[str, torch.Tensor] = {}
-    for file in files:
-        state.update(_safetensors(file))
-    if index.is_file():
-        promised = set(json.loads(index.read_text())["weight_map"])
-        if lost := sorted(promised - set(state)):
-            raise RefusedError(
-                f"{index}: {len(lost)} tensors that it lists are in no shard, {lost[0]} first; copy it again"
-            )
-    return state
-
-
-def _shards(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RefusedError(f"{index}: not a readable index ({error}); copy it again") from error
-    files = [index.parent / str(name) for name in names]
-    if outside := [f for f in files if f.resolve().parent != index.parent.resolve()]:
-        raise RefusedError(f"{index}: names a file outside its folder, {outside[0]}; it was not read")
-    if absent := [f.name for f in files if not f.is_file()]:
-        raise RefusedError(
-            f"{index.parent / absent[0]}: missing, and {len(absent)} of {len(files)} shards are; copy them again"
-        )
-    return files
-
-
-def _safetensors(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        reader = importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise RefusedError(f"{file}: reading it needs safetensors: pip install safetensors") from error
-    try:
-        return reader.load_file(str(file), device="cpu")
-    except Exception as error:
-        raise RefusedError(f"{file}: not a whole safetensors file ({error}); copy it again") from error
-
-
-def _pickled(path: Path) -> dict[str, torch.Tensor]:
-    """Read a PyTorch file that holds tensors and nothing else."""
-    files = [
-        f for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl") for f in sorted(path.glob(pattern))
-    ]
-    if not files:
-        raise RefusedError(
-            f"{path}: no weights in it; expected model.safetensors (for random weights pass its config.json)"
-        )
-    index = path / "pytorch_model.bin.index.json"
-    if index.is_file():
-        files = _shards(index)
-    state: dict[str, torch.Tensor] = {}
-    for file in files if index.is_file() else files[:1]:
-        try:
-            held = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            raise RefusedError(
-                f"{file}: a pickle that holds more than tensors, or is damaged; it was not run. "
-                "Convert it to safetensors where you trust it"
-            ) from error
-        if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
-            raise RefusedError(f"{file}: expected a mapping of names to tensors; save the model's state_dict()")
-        state.update(held)
-    return state
-
-
-def _dtype_of(state: dict[str, torch.Tensor]) -> torch.dtype:
-    floating = [t.dtype for t in state.values() if t.is_floating_point()]
-    return max(set(floating), key=floating.count) if floating else torch.float32
-
-
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep transformers' progress bars and reports off the terminal; what they say is in what it returns."""
+    said = _transformers().utils.logging
+    level, bars = said.get_verbosity(), said.is_progress_bar_enabled()
+    said.set_verbosity_error()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        said.set_verbosity(level)
+        if bars:
+            said.enable_progress_bar()

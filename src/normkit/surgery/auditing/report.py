@@ -76,7 +76,7 @@ def report(audit: Audited, as_table: bool = False) -> RenderableType:
     if audit.norms:
         parts += [_table(audit) if as_table else _tree(audit), Text()]
     for note in audit.notes:
-        parts.append(_hanging(Text("not looked at  ", "magenta"), Text(note)))
+        parts.append(_hanging(Text("note  ", "magenta"), Text(note)))
     if audit.notes:
         parts.append(Text())
     for finding in audit.findings:
