@@ -139,7 +139,7 @@ def inspect_model(
     stream_list = streams(flow, found) if flow is not None else []
     if flow is not None and flow.error is not None:
         stream_list = [replace(stream, final=None) for stream in stream_list]
-    if flow is not None and flow.error is None and found and not stream_list:
+    if flow is not None and flow.error is None and len(found) > 2 and not stream_list:
         notes.append("no residual addition was found: the wiring has no name here (several streams, or no residual)")
     places = positions(flow, found, stream_list) if flow is not None else {}
     with torch.no_grad(), untouched(model):

@@ -43,7 +43,10 @@ class Asked:
             device = next((t.device for _, t in _tensors(module)), torch.device("cpu"))
             args = [_stand_in(r, device) for r in refs]
             named = {n: _stand_in(r, device) for n, r in keywords.items()}
-            self.known[key] = self.identify(module, *args, **named)
+            try:
+                self.known[key] = self.identify(module, *args, **named)
+            except Exception as error:  # one module that cannot be asked must not end the audit of the others
+                self.known[key] = Unidentified(f"it could not be run alone: {type(error).__name__}: {error}")
         return self.known[key]
 
 

@@ -8,6 +8,7 @@ was written as a function call inside a larger forward.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -136,8 +137,10 @@ def _written_out(flow: Flow, root: Node) -> Sighting | None:
     product, centred, later = found
     sums = reduction.op in ("sum", "linalg_vector_norm", "norm") and not averaged
     kind: Kind = "layer" if centred else "l2" if sums else "rms"
-    out, weights = _weighted(flow, product)
+    out = _weighted(flow, product)
     between = ancestors(flow, out, floor=base + 1)
+    read = {ref.node for i in between for ref in flow.nodes[i].inputs}
+    weights = tuple(sorted({name for node in read for name in parameters_behind(flow, node)}))
     x = next(r for i in sorted(between) for r in flow.nodes[i].inputs if r.node == base)
     axes = _axes(reduction, len(squared.shape))
     size = math.prod(squared.shape[a] for a in axes)
@@ -212,21 +215,18 @@ def _scaled_value(flow: Flow, root: Node, base: int) -> tuple[int, bool, float |
     return None
 
 
-def _weighted(flow: Flow, product: int) -> tuple[int, tuple[str, ...]]:
+def _weighted(flow: Flow, product: int) -> int:
     """Follow a normalised value through its weight, its bias and the casts between, within the same call."""
-    at, names = product, set[str]()
-    for ref in flow.nodes[product].inputs:
-        names |= parameters_behind(flow, ref.node)
+    at = product
     while len(readers := flow.consumers(at)) == 1:
         node = flow.nodes[readers[0]]
         if node.call != flow.nodes[product].call or len(flow.live_inputs(node)) != 1:
             break
-        behind = {n for ref in node.inputs for n in parameters_behind(flow, ref.node)}
-        if node.op not in CASTS and not (node.op in ("mul", "add") and behind):
+        weighs = node.op in ("mul", "add") and any(parameters_behind(flow, ref.node) for ref in node.inputs)
+        if node.op not in CASTS and not weighs:
             break
-        names |= behind
         at = node.index
-    return at, tuple(sorted(names))
+    return at
 
 
 def _owned(flow: Flow, core: Sighting, cores: list[Sighting]) -> Sighting:
@@ -283,10 +283,14 @@ def decimal(value: float) -> float:
         >>> decimal(9.999999974752427e-07), decimal(1e-5)
         (1e-06, 1e-05)
     """
-    if not math.isfinite(value) or torch.tensor(value, dtype=torch.float32).item() != value:
+    if not math.isfinite(value) or _float32(value) != value:
         return value
     shorter = (float(f"{value:.{digits}g}") for digits in range(1, 9))
-    return next((s for s in shorter if torch.tensor(s, dtype=torch.float32).item() == value), value)
+    return next((s for s in shorter if _float32(s) == value), value)
+
+
+def _float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0] if abs(value) < 3e38 else math.inf
 
 
 def unique_modules(found: list[Sighting]) -> Iterator[tuple[str, list[Sighting]]]:
