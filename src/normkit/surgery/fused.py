@@ -73,13 +73,13 @@ class Fused:
             x, gate = given.get(plan.inputs[0]), given.get(plan.inputs[-1]) if len(plan.inputs) > 1 else None
             if len(given) != len(args) + len(kwargs) or any(name not in plan.inputs for name in given):
                 return type(module).forward(module, *args, **kwargs)
-        tensors, state = module._parameters, module._buffers
+        tensors, state = module._parameters, module._buffers  # pyright: ignore[reportPrivateUsage]
         w = None if plan.weight is None else tensors.get(plan.weight, state.get(plan.weight))
         b = None if plan.bias is None else tensors.get(plan.bias, state.get(plan.bias))
         spec = self._spec(x, gate, w, b)
         if spec is None:
             return type(module).forward(module, *args, **kwargs)
-        return normalized(x, spec, w, b, gate, plan)
+        return normalized(x, spec, w, b, gate, plan)  # type: ignore[arg-type]  # _spec has seen that x is a tensor
 
     def _spec(self, x: Any, gate: Any, w: Tensor | None, b: Tensor | None) -> NormSpec | None:
         """Return the spec to run, or None for what is the module's own business."""

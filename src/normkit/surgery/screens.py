@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normkit.surgery.candidates import Coverage
 from normkit.surgery.probes import normal, uniform
-from normkit.surgery.stand_in import NotRunError, StandIn
+from normkit.surgery.stand_in import NotRunError, StandIn, tensors_of
 
 LARGEST_PARAMETERS = 1 << 22
 LARGEST_MATRIX = 1 << 17  # a weight a head: 128 heads of 1024
@@ -44,20 +44,18 @@ def refusal(module: nn.Module) -> str | None:
     parts = [name for name, child in module.named_children() if not _stateless(child)]
     if parts:
         return f"contains modules with a life of their own ({', '.join(parts[:4])}), so it is no single norm"
-    tensors = [*module._parameters.items(), *module._buffers.items()]
-    for name, t in tensors:
-        if t is None:
-            continue
+    tensors = tensors_of(module)
+    for name, t in tensors.items():
         if type(t) not in (Tensor, nn.Parameter, nn.Buffer):
             return f"{name} is a {type(t).__name__} (sharded, quantised or not yet made), which probes cannot replace"
-        if t.is_quantized or (t.dtype not in _FLOATS and name in module._parameters):
+        if t.is_quantized or (t.dtype not in _FLOATS and name in vars(module)["_parameters"]):
             return f"{name} is {t.dtype}: quantised parameters are not probed"
-    for name, p in module._parameters.items():
-        shape = () if p is None else tuple(p.shape)
+    for name, p in tensors.items():
+        shape = tuple(p.shape)
         matrix = sum(s > 1 for s in shape) > 1 and math.prod(shape) > LARGEST_MATRIX
         if matrix and shape != tuple(getattr(module, "normalized_shape", ())):
             return f"{name} has shape {shape}: a matrix, where a norm has one number an element"
-    total = sum(t.numel() for _, t in tensors if t is not None)
+    total = sum(t.numel() for t in tensors.values())
     if total > LARGEST_PARAMETERS:
         return f"holds {total} numbers, too many for a norm's weight and bias"
     return None
@@ -139,6 +137,10 @@ class NoNormError(Exception):
     """The module is no norm known here; the message is the reason."""
 
 
+class UnknownNormError(NoNormError):
+    """The module divides x by a statistic of itself, but as no convention known here does."""
+
+
 Run = Callable[..., Tensor]
 
 
@@ -170,18 +172,23 @@ def coverage_of(run: Run, shape: tuple[int, ...]) -> Coverage:
     x = normal(shape, 2)
     if not torch.equal(run(x), run(x)):
         raise NoNormError("two runs on one input differ: it is random (dropout?)")
-    at = tuple(size // 2 for size in shape)
-    moved = x.clone()
-    moved[at] += 8.0
-    before, after = run(x), run(moved)
+    before = run(x)
     if not bool(before.isfinite().all()):
         raise NoNormError("gives infinities or NaN for ordinary values")
-    changed = before != after
-    if not bool(changed.any()):
+    seen: list[Tensor] = []
+    for at in ((0,) * len(shape), tuple(size // 2 for size in shape), tuple(size - 1 for size in shape)):
+        moved = x.clone()
+        moved[at] += 8.0
+        seen.append(run(moved) != before)
+    if not any(bool(changed.any()) for changed in seen):
         raise NoNormError("y does not depend on x")
-    if int(changed.sum()) == 1 and bool(changed[at]):
+    if all(int(changed.sum()) == 1 for changed in seen):
         raise NoNormError(_pointwise(run, x))
-    return _box(changed, shape)
+    found = {_box(changed, shape) if bool(changed.any()) else None for changed in seen}
+    first = found.pop()
+    if found or first is None:
+        raise NoNormError("which outputs see an input differs with its place: a statistic of a part, or a mixing layer")
+    return first
 
 
 def _pointwise(run: Run, x: Tensor) -> str:
@@ -195,8 +202,8 @@ def _pointwise(run: Run, x: Tensor) -> str:
     return "pointwise: y depends on its own x alone, so there is no statistic (an activation, DyT, Derf)"
 
 
-def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage:
-    """Turn the set of outputs that saw one input into axes and groups."""
+def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage | None:
+    """Turn the set of outputs that saw one input into axes and groups; None for a single output."""
     lows, sizes = [], []
     for d in range(len(shape)):
         seen = changed.movedim(d, 0).flatten(1).any(1).nonzero().flatten()
@@ -208,6 +215,8 @@ def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage:
     if int(changed.sum()) < 0.9 * box:
         raise NoNormError("which outputs see an input does not look like rows, groups or channels: it mixes positions")
     axes = [d for d, size in enumerate(sizes) if size > 1]
+    if not axes:
+        return None
     if 0 in axes:
         raise NoNormError(
             "statistics run over the first axis, the batch: batch norm in training mode, or a mixing layer"

@@ -31,6 +31,12 @@ class CannotStandInError(Exception):
     """The module cannot be run on other parameters without touching the module itself."""
 
 
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own parameters and buffers by name."""
+    held = {**vars(module)["_parameters"], **vars(module)["_buffers"]}
+    return {name: t for name, t in held.items() if t is not None}
+
+
 class StandIn:
     """Runs a leaf module's ``forward`` on given parameters and buffers.
 
@@ -56,12 +62,7 @@ class StandIn:
             state["forward"] = _rebound(vars(module)["forward"], module, double)
         double.__dict__.update(state)
         self._double = double
-        self.tensors: dict[str, Tensor] = {
-            name: t
-            for kind in ("_parameters", "_buffers")
-            for name, t in vars(module)[kind].items()
-            if t is not None and t.is_floating_point()
-        }
+        self.tensors = {name: t for name, t in tensors_of(module).items() if t.is_floating_point()}
 
     def __call__(self, *inputs: Any, values: Mapping[str, Tensor], **kwargs: Any) -> Tensor:
         """Run ``forward`` with ``values`` in place of the parameters and buffers of those names.

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from normkit.surgery.findings import DtypePair, Identified, name_of
 from normkit.surgery.fused import Fused, Plan
 from normkit.surgery.identify import identify
 from normkit.surgery.report import Accepted, Rejected, SwapReport, pair_name, restore
-from normkit.surgery.stand_in import StandIn, undisturbed
+from normkit.surgery.stand_in import StandIn, tensors_of, undisturbed
 
 Filter = Callable[[str, nn.Module], bool]
 
@@ -74,7 +74,7 @@ def swap_(model: nn.Module, filter: Filter | None = None, dry_run: bool = False)
     accepted: list[Accepted] = []
     rejected: list[Rejected] = []
     passed_over = 0
-    known: dict[Any, Accepted | Rejected | None] = {}
+    known: dict[Any, Accepted | _Left] = {}
     within: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(prefix + ".") or prefix == "" for prefix in within):
@@ -83,15 +83,13 @@ def swap_(model: nn.Module, filter: Filter | None = None, dry_run: bool = False)
             continue
         key = _key(module)
         if key not in known:
-            known[key] = _judge(name, module)
+            known[key] = _judge(module)
         verdict = known[key]
-        if verdict is None:
-            passed_over += 1
-        elif isinstance(verdict, Accepted):
+        if isinstance(verdict, Accepted):
             accepted.append(verdict._replace(name=name))
             within.append(name)
-        elif _looks_like_a_norm(name, module) or _divides(verdict.reason):
-            rejected.append(verdict._replace(name=name))
+        elif verdict.norm or _looks_like_a_norm(name, module):
+            rejected.append(Rejected(name, verdict.reason))
         else:
             passed_over += 1
     report = SwapReport(model, accepted, rejected, passed_over, dry_run=dry_run)
@@ -131,13 +129,8 @@ def _looks_like_a_norm(name: str, module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() or "norm" in last or bool(re.search(r"(^|_)ln(_|\d|$)", last))
 
 
-def _divides(reason: str) -> bool:
-    """Say whether a statistic was found although no convention was."""
-    return reason.startswith(("a statistic over axes", "its ", "agrees with"))
-
-
 def _key(module: nn.Module) -> Any:
-    """Return what modules must share to be judged as one: class, shapes, dtypes, and every attribute they were given."""
+    """Return what modules must share to be judged as one: class, shapes, dtypes and every attribute."""
     own = vars(module)
     tensors = tuple(
         (kind, name, None if t is None else (type(t), tuple(t.shape), t.dtype, t.device))
@@ -154,28 +147,35 @@ def _plain(value: Any) -> Any:
         return type(value), value
     if isinstance(value, (tuple, list)):
         return tuple(_plain(v) for v in value)
-    if isinstance(value, dict) and not value:
-        return "empty"
-    return id(value)
+    return type(value) if isinstance(value, (dict, set)) and not value else id(value)
 
 
-def _judge(name: str, module: nn.Module) -> Accepted | Rejected | None:
-    """Identify one module and prove a plan for it; None for what is plainly no norm."""
-    if isinstance(vars(module).get("forward"), Fused):
-        return Rejected(name, "already swapped")
-    if "forward" in vars(module):
-        return Rejected(name, f"its forward was replaced on the instance ({type(vars(module)['forward']).__name__})")
+@dataclass(frozen=True)
+class _Left:
+    """Why a module is left alone, and whether it is a norm all the same."""
+
+    reason: str
+    norm: bool = True
+
+
+def _judge(module: nn.Module) -> Accepted | _Left:
+    """Identify one module and prove a plan for it."""
+    held = vars(module).get("forward")
+    if held is not None:
+        kind = type(held).__name__
+        swapped = isinstance(held, Fused)
+        return _Left("already swapped" if swapped else f"its forward was replaced on the instance ({kind})", swapped)
     if type(module).__module__.partition(".")[0] == "normkit":
-        return Rejected(name, "one of normkit's own modules, which runs the fused operators already")
-    if screens.on_meta(module):
-        return Rejected(name, "on the meta device: load its parameters first")
+        return _Left("one of normkit's own modules, which runs the fused operators already", norm=False)
     found = identify(module)
     if not isinstance(found, Identified):
-        return Rejected(name, found.reason)
-    return _planned(name, module, found)
+        return _Left(found.reason, found.statistic)
+    if screens.on_meta(module):
+        return _Left("on the meta device: load its parameters first")
+    return _planned(module, found)
 
 
-def _planned(name: str, module: nn.Module, found: Identified) -> Accepted | Rejected:
+def _planned(module: nn.Module, found: Identified) -> Accepted | _Left:
     device = screens.device_of(module)
     coverage = Coverage(found.axes, found.groups, found.channel_axis)
     gated = found.spec.gate != "none"
@@ -188,10 +188,10 @@ def _planned(name: str, module: nn.Module, found: Identified) -> Accepted | Reje
         executed, kernels, reasons = _executed(trial)
         held = None if found.weight is None and found.bias is None else _held(module, found)
         if not any(pair[1] == held for pair in executed):
-            return Rejected(name, f"{name_of(found.spec)}, but {'; '.join(reasons) or 'no dtype could be verified'}")
+            return _Left(f"{name_of(found.spec)}, but {'; '.join(reasons) or 'no dtype could be verified'}")
         pair = next(pair for pair in executed)
         if not proof.same_in_training(module, trial, pair):
-            return Rejected(name, "it computes something else in training than in inference")
+            return _Left("it computes something else in training than in inference")
         ungated: dict[DtypePair, NormSpec] = {}
         if gated and _gate_is_optional(module):
             ungated = _executed(replace(trial, gated=False))[0]
@@ -208,7 +208,7 @@ def _planned(name: str, module: nn.Module, found: Identified) -> Accepted | Reje
     elsewhere = tuple(
         f"its own forward in {', '.join(map(pair_name, pairs))} ({why})" for why, pairs in reasons.items()
     )
-    return Accepted(name, name_of(found.spec), ", ".join(dict.fromkeys(kernels)), found, plan, elsewhere)
+    return Accepted("", name_of(found.spec), ", ".join(dict.fromkeys(kernels)), found, plan, elsewhere)
 
 
 def _executed(trial: proof.Trial) -> tuple[dict[DtypePair, NormSpec], list[str], dict[str, list[DtypePair]]]:
@@ -244,7 +244,7 @@ def _executed(trial: proof.Trial) -> tuple[dict[DtypePair, NormSpec], list[str],
 def _held(module: nn.Module, found: Identified) -> torch.dtype:
     name = found.weight or found.bias
     assert name is not None
-    return {**module._parameters, **module._buffers}[name].dtype  # type: ignore[union-attr]
+    return tensors_of(module)[name].dtype
 
 
 def _gate_is_optional(module: nn.Module) -> bool:
