@@ -78,7 +78,10 @@ from normkit.placement import deepnorm_constants as deepnorm_constants
 from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
-_SURGERY = {"Audit", "Evidence", "Finding", "Identified", "Unidentified", "audit", "identify"}
+_SURGERY = {
+    *("Audit", "Evidence", "Finding", "Identified", "SwapReport", "Unidentified"),
+    *("audit", "identify", "swap_", "unswap_"),
+}
 
 
 def __getattr__(name: str) -> _Any:

@@ -75,7 +75,9 @@ def disagreement(module: nn.Module, eps: Eps) -> str | None:
     """Return a note where an attribute called ε says another number than the output."""
     if eps is TORCH_DEFAULT:
         return None
-    named = {n: v for n, v in hints(module).items() if "eps" in n.lower() and isinstance(v, (int, float))}
-    if not named or any(float(v) == eps for v in named.values() if isinstance(v, (int, float))):
+    named: dict[str, float] = {
+        n: float(v) for n, v in hints(module).items() if "eps" in n.lower() and isinstance(v, (int, float))
+    }
+    if not named or any(v == eps for v in named.values()):
         return None
     return "attribute " + ", ".join(f"{n}={v}" for n, v in named.items()) + f" is not what is added: {eps}"

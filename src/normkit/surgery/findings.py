@@ -103,6 +103,7 @@ class Unidentified:
 
     Args:
         reason: what was seen.
+        statistic: whether y divides x by a statistic of itself, so that it is some norm, only none known here.
 
     Example:
         >>> import torch, normkit as nk
@@ -113,6 +114,7 @@ class Unidentified:
     """
 
     reason: str
+    statistic: bool = False
 
     def __bool__(self) -> bool:
         return False
