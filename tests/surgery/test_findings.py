@@ -42,10 +42,16 @@ class SameNormTwice(PreBlock):
         return x + self.mlp(self.norm1(x))
 
 
-class NoSecondNorm(PreBlock):
+class SecondNorm(PreBlock):
+    """With a flag that switches its second norm off."""
+
+    def __init__(self, use: bool):
+        super().__init__()
+        self.use = use
+
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(x)
+        return x + self.mlp(self.norm2(x) if self.use else x)
 
 
 def test_one_norm_used_twice_and_its_neighbour_never() -> None:
@@ -57,14 +63,14 @@ def test_one_norm_used_twice_and_its_neighbour_never() -> None:
 
 
 def test_a_norm_that_one_layer_leaves_out() -> None:
-    findings = found(Stack([PreBlock(), PreBlock(), NoSecondNorm()], nn.RMSNorm(WIDTH)))
+    findings = found(Stack([SecondNorm(True), SecondNorm(True), SecondNorm(False)], nn.RMSNorm(WIDTH)))
     assert findings["never-called"].severity == "danger"
     assert findings["never-called"].where == ("layers.2.norm2",)
     assert findings["odd-one-out"].where == ("layers.2",)
 
 
 def test_a_norm_that_no_layer_calls_is_a_warning() -> None:
-    report = nk.audit(Stack([NoSecondNorm(), NoSecondNorm()], nn.RMSNorm(WIDTH)), ids())
+    report = nk.audit(Stack([SecondNorm(False), SecondNorm(False)], nn.RMSNorm(WIDTH)), ids())
     never = [f for f in report.findings if f.code == "never-called"]
     assert [f.where for f in never] == [("layers.0.norm2",), ("layers.1.norm2",)]
     assert {f.severity for f in never} == {"warning"}
@@ -355,17 +361,22 @@ def test_other_mismatches_of_query_and_key(query: Any, key: Any, severity: str, 
 
 
 class ResidualAfterNorm(PreBlock):
+    """The residual is taken before the norm, or, with the flag, behind it."""
+
+    def __init__(self, late: bool):
+        super().__init__()
+        self.late = late
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(x)
-        x = x + self.attention(x)
+        y = self.norm1(x)
+        x = (y if self.late else x) + self.attention(y)
         return x + self.mlp(self.norm2(x))
 
 
-def test_a_residual_taken_after_the_norm_in_one_layer() -> None:
-    model = Stack([PreBlock(), ResidualAfterNorm(), PreBlock(), PreBlock()], nn.RMSNorm(WIDTH))
-    report = nk.audit(model, ids())
-    odd = [f for f in report.findings if f.code == "odd-one-out"]
-    assert any("layers.0" in f.where or "layers.1" in f.where for f in odd)
+def test_a_residual_taken_behind_the_norm_in_one_layer() -> None:
+    model = Stack([ResidualAfterNorm(i == 1) for i in range(4)], nn.RMSNorm(WIDTH))
+    odd = [f for f in nk.audit(model, ids()).findings if f.code == "odd-one-out"]
+    assert {f.where for f in odd} == {("layers.0",), ("layers.1",)}  # what leaves layer 0 is normed, layer 1 has no pre
     assert {f.severity for f in odd} == {"warning"}
 
 
@@ -401,3 +412,63 @@ def test_feed_forward_alone_is_no_stream() -> None:
     report = nk.audit(nn.Sequential(FeedForward(), nn.LayerNorm(WIDTH)), torch.randn(2, WIDTH))
     assert report.streams == ()
     assert report.norms[0].positions == ("elsewhere",)
+
+
+class SharesKeys(nn.Module):
+    """A layer whose whole key path is switched off, as in models that share keys between layers."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.norm, self.key_norm = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.query, self.key, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), own
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        key = self.key_norm(self.key(y)) if self.own else y
+        return x + self.query(y) * key.mean(1, keepdim=True)
+
+
+def test_a_path_that_one_layer_switches_off_is_no_danger() -> None:
+    model = Stack([SharesKeys(True), SharesKeys(True), SharesKeys(False)], nn.LayerNorm(WIDTH))
+    finding = found(model)["never-called"]
+    assert (finding.severity, finding.where) == ("warning", ("layers.2.key_norm",))
+
+
+def test_first_and_last_layers_may_differ() -> None:
+    model = pre(5, norm=weighted(nk.LLAMA, 0.5))
+    with torch.no_grad():
+        model.layers[4].norm1.weight.add_(1)
+    assert found(model)["off-by-one"].severity == "warning"
+
+
+def test_a_flattened_sequence_is_the_right_axis() -> None:
+    class Flat(Stack):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.layers[0](self.embed(tokens)).flatten(1))
+
+    model = Flat([nk.PostNorm(WIDTH, nn.Linear(WIDTH, WIDTH), norm=nn.LayerNorm)])
+    model.head = nn.Linear(TOKENS * WIDTH, 5)
+    assert "wrong-axis" not in found(model)
+
+
+def test_one_key_head_with_norms_over_the_whole_width() -> None:
+    class OneKeyHead(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.query_norm is not None
+            assert self.key_norm is not None
+            query = self.query_norm(self.query(x)).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+            key = self.key_norm(self.key(x)[..., :HEAD])[:, None].expand(-1, HEADS, -1, -1)
+            value = self.value(x)[..., :HEAD][:, None].expand(-1, HEADS, -1, -1)
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+            return self.out(mixed.transpose(1, 2).flatten(-2))
+
+    block = PreBlock(nn.LayerNorm, OneKeyHead(nn.RMSNorm(WIDTH), nn.RMSNorm(HEAD)))
+    assert "query-key" not in found(Stack([block], nn.LayerNorm(WIDTH)))
+
+
+def test_a_swapped_model_is_seen_as_it_was() -> None:
+    model = pre(norm=lambda width: nn.RMSNorm(width, eps=1e-5))
+    before = nk.audit(model, ids())
+    with nk.swap_(model) as swapped:
+        assert len(swapped.accepted) == 7
+        assert nk.audit(model, ids()).to_json() == before.to_json()

@@ -179,7 +179,7 @@ class _Recorder(TorchDispatchMode):
         self.stack: list[int] = []
         self.deepest = ""
         self.last: dict[int, int] = {}  # storage → the node that wrote it last
-        self.held: list[object] = []  # keeps addresses unique
+        self.held: dict[int, object] = {}  # what keeps each address from being used again
         self.leaves: dict[int, tuple[str, str]] = {}  # storage → kind and name of what was there before
         for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
             for name, tensor in named:
@@ -191,10 +191,12 @@ class _Recorder(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse, nested and wrapper tensors have none
-            self.held.append(tensor)
+            self.held[-id(tensor)] = tensor
             return -id(tensor)
-        self.held.append(StorageWeakRef(storage))
-        return storage._cdata  # pyright: ignore[reportPrivateUsage]
+        key = storage._cdata  # pyright: ignore[reportPrivateUsage]
+        if key not in self.held:
+            self.held[key] = StorageWeakRef(storage)
+        return key
 
     def ref(self, tensor: Tensor) -> Ref:
         key = self.key(tensor)

@@ -17,7 +17,8 @@ def never_called(seen: Inspection) -> Iterator[Finding]:
     for norm in seen.norms:
         by_role[norm.role].append(norm)
     unreached: list[str] = []
-    for norm in (n for n in seen.norms if n.calls == 0):
+    read = seen.flow.reads()
+    for norm in (n for n in seen.norms if n.calls == 0 and not read & set(n.parameters)):
         twin = _overused_twin(seen, norm)
         others = [n.name for n in by_role[norm.role] if n.calls]
         if twin is not None:
@@ -27,7 +28,7 @@ def never_called(seen: Inspection) -> Iterator[Finding]:
                 "one norm does the work of two: its weights are trained for the wrong place, this one's not at all",
                 f"call {norm.name.rpartition('.')[2]} where the second call of {twin.name.rpartition('.')[2]} stands",
             )  # fmt: skip
-        elif others:
+        elif others and not _idle_beside(seen, norm, read):
             yield Finding(
                 "danger", "never-called", (norm.name,),
                 f"never ran, while {len(others)} of its kind in other layers did",
@@ -48,6 +49,17 @@ def never_called(seen: Inspection) -> Iterator[Finding]:
             "nothing is said here about how they are wired",
             "audit the model with an input that reaches them",
         )  # fmt: skip
+
+
+def _idle_beside(seen: Inspection, norm: Norm, read: set[str]) -> bool:
+    """Return whether a layer beside this norm idles too: then a whole path is switched off here, not a norm."""
+    parent = norm.name.rpartition(".")[0]
+    for name, module in seen.modules.items():
+        beside = name.rpartition(".")[0] == parent and not any(n.name == name for n in seen.norms)
+        own = {f"{name}.{p}" for p, _ in module.named_parameters()} if beside else set[str]()
+        if own and not seen.was_called(name) and not own & read:
+            return True
+    return False
 
 
 def _overused_twin(seen: Inspection, norm: Norm) -> Norm | None:

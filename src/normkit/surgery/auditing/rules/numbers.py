@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ _EPS_KEYS = (
 
 def eps_among_layers(seen: Inspection) -> Iterator[Finding]:
     """ε that differs between norms that do the same thing in different layers."""
-    for role, norms in _roles(seen.norms).items():
+    for norms in _roles(seen.norms):
         counts = Counter(n.eps for n in norms if n.eps is not None)
         if len(counts) < 2:
             continue
@@ -28,7 +28,9 @@ def eps_among_layers(seen: Inspection) -> Iterator[Finding]:
         split = [e for e, n in counts.items() if n == often]
         if len(split) > 1:
             names = tuple(n.name for n in norms)
-            yield _differs("warning", names, f"ε is {_listed(counts)} in {role}", "the right one of these values")
+            yield _differs(
+                "warning", names, f"ε is {_listed(counts)} in {norms[0].role}", "the right one of these values"
+            )
             continue
         for eps in (e for e in counts if e != usual):
             names = tuple(n.name for n in norms if n.eps == eps)
@@ -47,7 +49,7 @@ def _differs(severity: Any, names: tuple[str, ...], what: str, value: str) -> Fi
 def eps_against_config(seen: Inspection) -> Iterator[Finding]:
     """ε that is none of the values that the model's config gives."""
     against: dict[tuple[float, str], list[Norm]] = defaultdict(list)
-    for norms in _roles(seen.norms).values():
+    for norms in _roles(seen.norms):
         wanted = config_eps(seen.nearest_config(norms[0].name))
         values = {n.eps for n in norms}
         eps = next(iter(values))
@@ -102,22 +104,23 @@ def promoted(seen: Inspection) -> Iterator[Finding]:
 
 def mixed_dtypes(seen: Inspection) -> Iterator[Finding]:
     """Weights of one role in different dtypes."""
-    for role, norms in _roles(seen.norms).items():
+    for norms in _roles(seen.norms):
         counts = Counter(str(n.weight_dtype).removeprefix("torch.") for n in norms if n.weight_dtype is not None)
         if len(counts) > 1:
             rare = [n.name for n in norms if str(n.weight_dtype).removeprefix("torch.") != counts.most_common(1)[0][0]]
             yield Finding(
-                "warning", "mixed-dtypes", tuple(rare), f"weights of {role} are {_listed(counts)}",
+                "warning", "mixed-dtypes", tuple(rare), f"weights of {norms[0].role} are {_listed(counts)}",
                 "layers round differently; sharded training refuses mixed dtypes in one unit",
                 "cast all of them to one dtype",
             )  # fmt: skip
 
 
-def _roles(norms: Any) -> dict[str, list[Norm]]:
-    roles: dict[str, list[Norm]] = defaultdict(list)
+def _roles(norms: Sequence[Norm]) -> list[list[Norm]]:
+    """Group norms that do the same thing in different layers."""
+    roles: dict[tuple[object, ...], list[Norm]] = defaultdict(list)
     for norm in norms:
-        roles[f"{norm.role}{'()' if norm.function else ''}"].append(norm)
-    return roles
+        roles[norm.role, norm.class_name, norm.kind, norm.function].append(norm)
+    return list(roles.values())
 
 
 def _same(a: float, b: float) -> bool:

@@ -30,12 +30,6 @@ def wrong_axis(seen: Inspection) -> Iterator[Finding]:
         if any(right for _, right, _ in entries):
             continue  # a mixer's norm feeds a product over tokens too; somewhere else it feeds one over channels
         channels = Counter(channel for _, _, channel in entries).most_common(1)[0][0]
-        if channels % size == 0 and channels != size and axes == 1:
-            yield Finding(
-                "info", "grouped", _names(entries), f"statistics over {size} of {channels} channels: grouped",
-                "groups keep their own scale", "nothing, if it is meant",
-            )  # fmt: skip
-            continue
         over = f"{axes} axes ({size} values)" if axes > 1 else f"an axis of size {size}"
         yield Finding(
             "danger", "wrong-axis", _names(entries),
@@ -60,7 +54,8 @@ def _contractions(flow: Flow, sighting: Sighting) -> Iterator[tuple[int, bool]]:
             node = flow.nodes[consumer]
             ref = _multiplied(flow, node, at)
             if ref is not None and ref.stride:
-                yield ref.shape[-1], ref.stride[-1] == stride and ref.shape[-1] == sighting.size
+                # Flattened, a whole normalised axis and more are contracted.
+                yield ref.shape[-1], ref.stride[-1] == stride and ref.shape[-1] % sighting.size == 0
             elif node.op in CASTS and len(node.inputs) == 1 and node.inputs[0].shape == node.out.shape:
                 copied = zip(node.inputs[0].stride, node.out.stride, strict=False)
                 waiting += [(consumer, new) for old, new in copied if old == stride][:1]
@@ -125,7 +120,8 @@ def query_key(seen: Inspection) -> Iterator[Finding]:
             continue
         query, key = sides["query"], sides["key"]
         head = seen.flow.nodes[attention].inputs[0].shape[-1]
-        if query.size != key.size and head in (query.size, key.size):
+        per_head = len(query.x.shape), len(key.x.shape)  # with one key head the whole width is a head's: tell by layout
+        if query.size != key.size and head in (query.size, key.size) and per_head[0] != per_head[1]:
             yield Finding(
                 "danger", "query-key", where, f"the query's norm covers {query.size} values, the key's {key.size}",
                 "one has its scale taken out per head, the other over all heads: logits depend on the head's size",
@@ -146,10 +142,10 @@ def query_key(seen: Inspection) -> Iterator[Finding]:
 def odd_one_out(seen: Inspection) -> Iterator[Finding]:
     """A layer whose sublayer joins the stream in another way than its kind does elsewhere."""
     for stream in seen.streams:
-        kinds: dict[tuple[str, int], list[Join]] = defaultdict(list)
+        kinds: dict[tuple[str, object, int], list[Join]] = defaultdict(list)
         counted: Counter[str] = Counter()
         for join in stream.joins:
-            kinds[role_of(join.where), counted[join.where]].append(join)
+            kinds[role_of(join.where), type(seen.modules.get(join.where)), counted[join.where]].append(join)
             counted[join.where] += 1
         for joins in kinds.values():
             counts = Counter(join.shape for join in joins)

@@ -28,7 +28,7 @@ def decayed_by_name(seen: Inspection) -> Iterator[Finding]:
             "warning", "weight-decay", tuple(dict.fromkeys(exposed)),
             "neither class nor name tells the usual weight-decay filters that these are norm weights",
             "decay pulls the gain towards 0 (towards 1 where the norm scales by 1 + w), layer by layer",
-            "list the parameters of these norms in a group with weight_decay=0",
+            "put normkit.no_decay(model) in a group with weight_decay=0",
         )  # fmt: skip
 
 
@@ -44,5 +44,5 @@ def decayed(seen: Inspection, optimizer: torch.optim.Optimizer) -> Iterator[Find
             "warning", "weight-decay", tuple(exposed),
             f"this optimizer decays {len(exposed)} norm parameters by {', '.join(f'{a:g}' for a in amounts)}",
             "decay pulls the gain towards 0 (towards 1 where the norm scales by 1 + w), layer by layer",
-            "move them to a group with weight_decay=0",
+            "put normkit.no_decay(model) in a group with weight_decay=0",
         )  # fmt: skip
