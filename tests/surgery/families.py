@@ -122,6 +122,14 @@ REST = [
             "intermediate_size": [64] * 3, "activation_sparsity_pattern": [0.0] * 3, "altup_num_inputs": 2,
         },
     ),
+    Family(
+        "gemma3n_text", ("sandwich",) * 3, _HEAD,
+        {
+            "num_kv_shared_layers": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "laurel_rank": 4,
+            "intermediate_size": [64] * 3, "activation_sparsity_pattern": [0.0] * 3, "altup_num_inputs": 2,
+        },
+    ),
     # Its residual is the normed value, so by its data it is post-norm with an extra norm at the start.
     Family("minimax", POST, _HEAD, {**_MOE, "block_size": 4}),
     Family("deepseek_v4", (), _HEAD),  # hyper-connections: streams are mixed by a matrix, nothing is simply added
