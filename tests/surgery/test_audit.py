@@ -209,6 +209,17 @@ def test_like_layers_are_drawn_once() -> None:
         assert f"── {part}" in text
 
 
+def test_norms_with_a_finding_are_marked_in_the_tree_and_not_merged() -> None:
+    model = pre(5, norm=lambda width: nn.LayerNorm(width, elementwise_affine=True))
+    with torch.no_grad():
+        model.layers[2].norm2.weight[0] = float("inf")
+    lines = nk.audit(model, ids()).text(100).splitlines()
+    assert sum("norm2  ✖" in line for line in lines) == 1
+    assert [part for part in ("0–1", "2", "3–4") if any(line.endswith(f"── {part}") for line in lines)] == [
+        "0–1", "2", "3–4",
+    ]  # fmt: skip
+
+
 def test_colour_only_where_asked() -> None:
     report = nk.audit(pre(), ids())
     assert "\x1b[" not in report.text()

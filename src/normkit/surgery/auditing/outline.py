@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from normkit.surgery.auditing.norm import Norm
 
@@ -15,16 +16,17 @@ class Branch:
     label: str
     norms: list[Norm] = field(default_factory=list[Norm])
     below: dict[str, Branch] = field(default_factory=dict[str, "Branch"])
+    mark: str = ""
 
     @property
     def likeness(self) -> tuple[object, ...]:
         """What two layers must share to be drawn as one: everything but their numbers."""
         own = tuple((title(norm), norm.function, *details(norm)) for norm in self.norms)
-        return (*own, *((part, branch.likeness) for part, branch in self.below.items()))
+        return (self.mark, *own, *((part, branch.likeness) for part, branch in self.below.items()))
 
 
-def outline(norms: Iterable[Norm]) -> Branch:
-    """Return the tree, like layers merged: ``0–3`` stands for four.
+def outline(norms: Iterable[Norm], marks: Mapping[str, str] = MappingProxyType({})) -> Branch:
+    """Return the tree, like layers merged: ``0–3`` stands for four. ``marks`` go with names; unlike marks do not merge.
 
     Example:
         >>> tree = outline([Norm(f"layers.{i}.norm", "RMSNorm", eps=1e-6) for i in range(4)])
@@ -37,6 +39,7 @@ def outline(norms: Iterable[Norm]) -> Branch:
         for part in norm.name.split(".") if norm.name else ():
             at = at.below.setdefault(part, Branch(part))
         at.norms.append(norm)
+        at.mark = marks.get(norm.name, "")
     return _merged(root)
 
 
@@ -48,8 +51,8 @@ def _merged(branch: Branch) -> Branch:
             last.append(below)
         else:
             runs.append([below])
-    merged = [Branch(_range(run), run[0].norms, run[0].below) for run in runs]
-    return Branch(branch.label, branch.norms, {child.label: child for child in merged})
+    merged = [replace(run[0], label=_range(run)) for run in runs]
+    return replace(branch, below={child.label: child for child in merged})
 
 
 def _follows(first: Branch, second: Branch) -> bool:

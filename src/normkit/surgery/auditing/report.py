@@ -120,11 +120,21 @@ def _wiring(stream: Stream, place: str, times: int) -> RenderableType:
 
 def _tree(audit: Audited) -> Tree:
     tree = Tree(Text(audit.model, "bold"), guide_style="dim")
-    top = outline(audit.norms)
+    top = outline(audit.norms, _marks(audit))
     for norm in top.norms:
-        tree.add(_Line("", norm))
+        tree.add(_Line("", norm, top.mark))
     _grow(tree, top)
     return tree
+
+
+def _marks(audit: Audited) -> dict[str, str]:
+    """Return the gravest severity, above a remark, of the findings that name a norm."""
+    marks: dict[str, str] = {}
+    for finding in audit.findings:
+        if finding.severity != "info":
+            for name in finding.where:
+                marks.setdefault(name, finding.severity)
+    return marks
 
 
 def _grow(tree: Tree, branch: Branch) -> None:
@@ -137,11 +147,11 @@ def _grow(tree: Tree, branch: Branch) -> None:
         whole = [norm for norm in part.norms if not norm.function or not part.below]
         if whole:
             for norm in part.norms:
-                at = tree.add(_Line(label, norm))
+                at = tree.add(_Line(label, norm, part.mark))
         else:
             at = tree.add(Text(label))
             for norm in part.norms:
-                at.add(_Line("", norm))
+                at.add(_Line("", norm, part.mark))
         _grow(at, part)
 
 
@@ -151,12 +161,16 @@ class _Line:
 
     label: str
     norm: Norm
+    mark: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         said = Text(title(self.norm), "green" if self.norm.spec is not None else "yellow")
         if self.norm.function:
             said.append(" as a function call", "yellow")
         said.append("  " + " · ".join(details(self.norm)), "dim")
+        if self.mark:
+            sign, style = _MARK[self.mark]
+            said = Text.assemble((f"{sign} ", style), said)
         if options.max_width - len(self.label) >= 40 or not self.label:
             yield _hanging(Text(self.label + "  " if self.label else ""), said)
         else:
