@@ -157,6 +157,16 @@ def test_a_module_that_cannot_be_asked_does_not_end_the_audit() -> None:
     }
 
 
+def test_modules_that_differ_in_an_attribute_alone_are_told_apart() -> None:
+    model = nn.Sequential(
+        *(nk.RMSNorm(WIDTH, spec=spec, eps=eps) for spec in (nk.LLAMA, nk.GEMMA) for eps in (1e-6, 1e-3))
+    )
+    report = nk.audit(model, torch.randn(2, WIDTH))
+    assert [(norm.convention, norm.eps) for norm in report.norms] == [
+        ("LLAMA", 1e-6), ("LLAMA", 1e-3), ("GEMMA", 1e-6), ("GEMMA", 1e-3),
+    ]  # fmt: skip
+
+
 def test_only_modules() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got int"):
         nk.audit(3)  # type: ignore[arg-type]

@@ -173,10 +173,12 @@ def test_a_norm_is_seen_however_it_is_written(kind: str, dtype: torch.dtype) -> 
         lambda run, x: run.work(x) * run.work(x).sigmoid(),
         lambda run, x: x / x.sum(-1, keepdim=True),
         lambda run, x: run.work(x) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),  # another value's size
+        lambda run, x: x.exp() * torch.rsqrt(x.exp().mean(-1, keepdim=True) + 1e-6),
+        lambda run, x: (y := run.work(x)) * torch.rsqrt(y.mean(-1, keepdim=True) + 1e-6),  # no square
         lambda run, x: (x - x.mean(-1, keepdim=True)).tanh(),
         lambda run, x: x * x.norm(dim=1, keepdim=True).div(x.norm(dim=1, keepdim=True).mean(-1, keepdim=True) + 1e-6),
     ],
-    ids=["softmax", "gate", "share", "another's", "centred", "grn"],
+    ids=["softmax", "gate", "share", "another's", "exponential", "no square", "centred", "grn"],
 )
 def test_what_is_no_norm(function: Any) -> None:
     assert sightings(ran(function)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from normkit.surgery.flow.record import Call, Flow, Ref
 from normkit.surgery.flow.sightings import Sighting
 
 Identify = Callable[..., Identified | Unidentified]
+_INTERNAL = frozenset(vars(nn.Module()))
+_PLAIN = (int, float, str, bytes, type(None), torch.dtype, torch.device)
 _REDUCING = frozenset({"mean", "sum", "var", "var_mean", "linalg_vector_norm", "norm", "std", "amax"})
 
 
@@ -26,6 +28,7 @@ class Asked:
     def __init__(self, identify: Identify) -> None:
         self.identify = identify
         self.known: dict[tuple[object, ...], Identified | Unidentified] = {}
+        self.held: list[nn.Module] = []  # keeps the objects alive whose identities are in the keys
 
     def __call__(
         self, module: nn.Module, flow: Flow | None, name: str, axes: tuple[int, ...] | None = (-1,)
@@ -35,11 +38,12 @@ class Asked:
         refs = tuple(_shortened(r, module, axes) for r in call.positional) if call is not None else ()
         keywords = {n: _shortened(r, module, axes) for n, r in call.keywords.items()} if call is not None else {}
         key = (
-            type(module), module.__dict__.get("forward"), tuple(_plain(module)),
+            type(module), module.__dict__.get("forward"), tuple(_attributes(module)),
             tuple((n, t.shape, t.dtype) for n, t in _tensors(module)),
             tuple(_shape(r) for r in refs), tuple((n, _shape(r)) for n, r in sorted(keywords.items())),
         )  # fmt: skip
         if key not in self.known:
+            self.held.append(module)
             device = next((t.device for _, t in _tensors(module)), torch.device("cpu"))
             args = [_stand_in(r, device) for r in refs]
             named = {n: _stand_in(r, device) for n, r in keywords.items()}
@@ -109,12 +113,15 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def _plain(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield what a forward may read besides tensors: numbers, names, flags."""
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield what a forward may read besides tensors: values by what they say, other objects by which they are."""
     for part, child in module.named_modules():
         for attribute, value in sorted(vars(child).items()):
-            if isinstance(value, (int, float, str, tuple, type(None), torch.dtype)):
-                yield f"{part}.{attribute}", repr(value)
+            if attribute in _INTERNAL or isinstance(value, Tensor):
+                continue
+            plain = isinstance(value, _PLAIN) or is_dataclass(value)
+            plain |= isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN) for v in value)
+            yield f"{part}.{attribute}", repr(value) if plain else id(value)
 
 
 def _shortened(value: Any, module: nn.Module, axes: tuple[int, ...] | None) -> Any:
