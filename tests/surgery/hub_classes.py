@@ -28,7 +28,9 @@ VALUES: dict[str, Any] = {
 # Classes whose constructors take their arguments through *args, or want a shape.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "ChameleonLayerNorm": ((4, 16),),
-    "Emu3VQVAEGroupNorm": (4, WIDTH),
+    "DINOv3ConvNextLayerNorm": (WIDTH,),
+    "MuseGlimmerRMSNorm": (WIDTH,),
+    "MuseSparkRMSNorm": (WIDTH,),
     "EsmcLayerNorm": (WIDTH,),
     "EsmFold2LayerNorm": (WIDTH,),
     "VideoPrismLayerNorm": (WIDTH,),

@@ -146,14 +146,20 @@ def test_what_is_no_norm_known_here_gets_its_reason(module: nn.Module, reason: s
 
 
 def test_gates_come_from_the_signature_or_the_example() -> None:
-    class Gated(strangers.Weighted):
+    class Required(strangers.Gated):
         def forward(self, x: Tensor, z: Tensor) -> Tensor:
-            f = x.float() * torch.nn.functional.silu(z.float())
-            return self.weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.epsilon)).to(x.dtype)
+            return super().forward(x, z)
 
-    for found in (nk.identify(Gated()), nk.identify(Gated(), torch.zeros(5, 48), torch.zeros(5, 48))):
+    example = (torch.zeros(5, 48), torch.zeros(5, 48))
+    for found in (nk.identify(strangers.Gated()), nk.identify(Required()), nk.identify(Required(), *example)):
         assert isinstance(found, nk.Identified), found
         assert name_of(found.spec) == "MAMBA2"
+
+
+def test_an_example_without_a_gate_asks_for_the_ungated_norm() -> None:
+    found = nk.identify(strangers.Gated(), torch.zeros(5, 48))
+    assert isinstance(found, nk.Identified), found
+    assert name_of(found.spec) == "LLAMA"
 
 
 def test_an_example_says_the_shape() -> None:
