@@ -60,14 +60,12 @@ def test_the_fused_kernels_are_seen_through(name: str) -> None:
         (nn.RMSNorm(48, eps=1e-5), nk.TORCH_RMS_NORM, 1e-5, (-1,), "the formula"),
         (nn.RMSNorm(48, elementwise_affine=False), nk.WEIGHTLESS_RMS, nk.TORCH_DEFAULT, (-1,), "the formula"),
         (nn.GroupNorm(4, 48), nk.TORCH_LAYER_NORM, 1e-5, (1, 2, 3), "torch.group_norm"),
-        (nn.InstanceNorm1d(48, affine=True), nk.TORCH_LAYER_NORM, 1e-5, (2, 3), "torch.instance_norm"),
+        (nn.InstanceNorm2d(48, affine=True), nk.TORCH_LAYER_NORM, 1e-5, (-2, -1), "torch.instance_norm"),
         (strangers.ChannelsFirst(48), nk.TORCH_LAYER_NORM, 1e-5, (1,), "torch.layer_norm"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "",
 )
 def test_pytorchs_own(module: nn.Module, spec: nk.NormSpec, eps: object, axes: tuple[int, ...], matched: str) -> None:
-    if isinstance(module, nn.InstanceNorm1d):
-        module, axes = nn.InstanceNorm2d(48, affine=True), (-2, -1)
     found = nk.identify(module)
     assert isinstance(found, nk.Identified), found
     assert (found.spec, found.eps, found.axes) == (spec, eps, axes)

@@ -389,6 +389,25 @@ def test_gated_norms_with_and_without_their_gate(kind: type[nn.Module], x: Tenso
                 norm(given[0])
 
 
+def test_a_norm_that_takes_some_ranks_is_fused_for_those(x: Tensor) -> None:
+    class Picky(strangers.Llama):
+        def forward(self, hidden: Tensor) -> Tensor:
+            if hidden.dim() > 3:
+                raise ValueError("2 or 3 axes, please")
+            return super().forward(hidden)
+
+    norm = Picky()
+    nk.swap_(norm)
+    assert vars(norm)["forward"].plan.ranks == (2, 3)
+    torch.testing.assert_close(norm(x[0]), norm(x)[0])
+    with pytest.raises(ValueError, match="2 or 3 axes, please"):
+        norm(x[None])
+    free = strangers.Llama()
+    nk.swap_(free)
+    assert vars(free)["forward"].plan.ranks is None
+    assert torch.equal(free(x[None, None])[0, 0], free(x))
+
+
 def test_a_plan_travels_as_it_is() -> None:
     norm = strangers.Llama()
     nk.swap_(norm)

@@ -213,9 +213,7 @@ def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage | None:
     for s in sizes:
         box *= s
     if int(changed.sum()) < 0.9 * box:
-        raise NoNormError(
-            "only some of the outputs around an input see it: an activation follows, or it mixes positions"
-        )
+        raise NoNormError("only some outputs around an input see it: an activation follows, or positions are mixed")
     axes = [d for d, size in enumerate(sizes) if size > 1]
     if not axes:
         return None
