@@ -126,6 +126,25 @@ class PerHead(nn.Module):
         return (y * self.gamma.float() + self.beta.float()).to(x.dtype)
 
 
+class Gated(Weighted):
+    """Mamba 2's: the gate comes first, and may be left out."""
+
+    def forward(self, hidden: Tensor, gate: Tensor | None = None) -> Tensor:
+        f = hidden.float()
+        f = f if gate is None else f * torch.nn.functional.silu(gate.float())
+        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * f.to(hidden.dtype)
+
+
+class Insistent(Weighted):
+    """Its signature calls the gate optional, its code does not."""
+
+    def forward(self, hidden: Tensor, gate: Tensor | None = None) -> Tensor:
+        f = hidden.float()
+        f = self.weight.float() * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.epsilon))
+        return (f * torch.sigmoid(gate.float())).to(hidden.dtype)  # type: ignore[union-attr]
+
+
 class Free(nn.Module):
     """No weight, any width."""
 

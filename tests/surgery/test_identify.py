@@ -60,14 +60,12 @@ def test_the_fused_kernels_are_seen_through(name: str) -> None:
         (nn.RMSNorm(48, eps=1e-5), nk.TORCH_RMS_NORM, 1e-5, (-1,), "the formula"),
         (nn.RMSNorm(48, elementwise_affine=False), nk.WEIGHTLESS_RMS, nk.TORCH_DEFAULT, (-1,), "the formula"),
         (nn.GroupNorm(4, 48), nk.TORCH_LAYER_NORM, 1e-5, (1, 2, 3), "torch.group_norm"),
-        (nn.InstanceNorm1d(48, affine=True), nk.TORCH_LAYER_NORM, 1e-5, (2, 3), "torch.instance_norm"),
+        (nn.InstanceNorm2d(48, affine=True), nk.TORCH_LAYER_NORM, 1e-5, (-2, -1), "torch.instance_norm"),
         (strangers.ChannelsFirst(48), nk.TORCH_LAYER_NORM, 1e-5, (1,), "torch.layer_norm"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "",
 )
 def test_pytorchs_own(module: nn.Module, spec: nk.NormSpec, eps: object, axes: tuple[int, ...], matched: str) -> None:
-    if isinstance(module, nn.InstanceNorm1d):
-        module, axes = nn.InstanceNorm2d(48, affine=True), (-2, -1)
     found = nk.identify(module)
     assert isinstance(found, nk.Identified), found
     assert (found.spec, found.eps, found.axes) == (spec, eps, axes)
@@ -146,14 +144,20 @@ def test_what_is_no_norm_known_here_gets_its_reason(module: nn.Module, reason: s
 
 
 def test_gates_come_from_the_signature_or_the_example() -> None:
-    class Gated(strangers.Weighted):
+    class Required(strangers.Gated):
         def forward(self, x: Tensor, z: Tensor) -> Tensor:
-            f = x.float() * torch.nn.functional.silu(z.float())
-            return self.weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.epsilon)).to(x.dtype)
+            return super().forward(x, z)
 
-    for found in (nk.identify(Gated()), nk.identify(Gated(), torch.zeros(5, 48), torch.zeros(5, 48))):
+    example = (torch.zeros(5, 48), torch.zeros(5, 48))
+    for found in (nk.identify(strangers.Gated()), nk.identify(Required()), nk.identify(Required(), *example)):
         assert isinstance(found, nk.Identified), found
         assert name_of(found.spec) == "MAMBA2"
+
+
+def test_an_example_without_a_gate_asks_for_the_ungated_norm() -> None:
+    found = nk.identify(strangers.Gated(), torch.zeros(5, 48))
+    assert isinstance(found, nk.Identified), found
+    assert name_of(found.spec) == "LLAMA"
 
 
 def test_an_example_says_the_shape() -> None:

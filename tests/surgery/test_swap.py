@@ -368,6 +368,46 @@ def test_weightless_norms_keep_the_widths_they_take(x: Tensor) -> None:
         fixed(x[..., :20])
 
 
+@pytest.mark.parametrize("kind", [strangers.Gated, strangers.Insistent])
+def test_gated_norms_with_and_without_their_gate(kind: type[nn.Module], x: Tensor) -> None:
+    norm, own = kind(), kind()
+    report = nk.swap_(norm)
+    if not report.accepted:
+        assert "gated norms have no kernel" in report.rejected[0].reason
+        pytest.skip("no kernel takes a gate")
+    gate = randn(*x.shape, seed=4)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = (x.to(dtype), gate.to(dtype))
+        norm, own = norm.to(dtype), own.to(dtype)
+        torch.testing.assert_close(norm(*given), own(*given))
+        assert torch.equal(norm(given[0], gate=given[1]), norm(*given))
+        assert torch.equal(norm(hidden=given[0], gate=given[1]), norm(*given))
+        if kind is strangers.Gated:
+            torch.testing.assert_close(norm(given[0]), own(given[0]))
+        else:
+            with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'float'"):
+                norm(given[0])
+
+
+def test_a_norm_that_takes_some_ranks_is_fused_for_those(x: Tensor) -> None:
+    class Picky(strangers.Llama):
+        def forward(self, hidden: Tensor) -> Tensor:
+            if hidden.dim() > 3:
+                raise ValueError("2 or 3 axes, please")
+            return super().forward(hidden)
+
+    norm = Picky()
+    nk.swap_(norm)
+    assert vars(norm)["forward"].plan.ranks == (2, 3)
+    torch.testing.assert_close(norm(x[0]), norm(x)[0])
+    with pytest.raises(ValueError, match="2 or 3 axes, please"):
+        norm(x[None])
+    free = strangers.Llama()
+    nk.swap_(free)
+    assert vars(free)["forward"].plan.ranks is None
+    assert torch.equal(free(x[None, None])[0, 0], free(x))
+
+
 def test_a_plan_travels_as_it_is() -> None:
     norm = strangers.Llama()
     nk.swap_(norm)

@@ -30,7 +30,7 @@ class Plan:
         executed: for each pair of dtypes (of x, of the parameters) the spec that is run: the module's own, or one with
             the same roundings that a kernel takes. Every other pair is left to the module.
         width: the width that the last axis must have; None where the module takes any.
-        rank: the number of axes that x must have; None where it may have any.
+        ranks: how many axes x may have; None where any number will do.
         inputs: the names of ``forward``'s x and, where it takes one, gate.
         autocast: whether the module computes the same under autocast, so that there is nothing to leave to it.
         attributes: those that ε was read from; when one is changed later, the module's own forward runs.
@@ -43,7 +43,7 @@ class Plan:
     bias: str | None
     executed: Mapping[DtypePair, NormSpec]
     width: int | None = None
-    rank: int | None = None
+    ranks: tuple[int, ...] | None = None
     inputs: tuple[str, ...] = ("x",)
     autocast: bool = False
     attributes: tuple[tuple[str, object], ...] = ()
@@ -65,50 +65,52 @@ class Fused:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Normalise, or let the class's own forward do what was not verified."""
         module, plan = self.module, self.plan
-        gate: Tensor | None = None
-        if len(args) == 1 and not kwargs:
+        gate: Any = None
+        table = plan.executed
+        if len(plan.inputs) == 1 and len(args) == 1 and not kwargs:
             x = args[0]
         else:
             given = dict(zip(plan.inputs, args, strict=False)) | kwargs
-            x, gate = given.get(plan.inputs[0]), given.get(plan.inputs[-1]) if len(plan.inputs) > 1 else None
             if len(given) != len(args) + len(kwargs) or any(name not in plan.inputs for name in given):
                 return type(module).forward(module, *args, **kwargs)
-        tensors, state = module._parameters, module._buffers  # pyright: ignore[reportPrivateUsage]
-        w = None if plan.weight is None else tensors.get(plan.weight, state.get(plan.weight))
-        b = None if plan.bias is None else tensors.get(plan.bias, state.get(plan.bias))
-        spec = self._spec(x, gate, w, b)
-        if spec is None:
-            return type(module).forward(module, *args, **kwargs)
-        return normalized(x, spec, w, b, gate, plan)  # type: ignore[arg-type]  # _spec has seen that x is a tensor
+            x = given.get(plan.inputs[0])
+            if len(plan.inputs) > 1:
+                gate = given.get(plan.inputs[1])
+                table = plan.ungated if gate is None else plan.executed
+        w, b = self._parameter(plan.weight), self._parameter(plan.bias)
+        if isinstance(x, Tensor) and self._verified(x, gate, w, b):
+            held = w if w is not None else b
+            spec = table.get((x.dtype, None if held is None else held.dtype))
+            if spec is not None:
+                return normalized(x, spec, w, b, gate, plan)
+        return type(module).forward(module, *args, **kwargs)
 
-    def _spec(self, x: Any, gate: Any, w: Tensor | None, b: Tensor | None) -> NormSpec | None:
-        """Return the spec to run, or None for what is the module's own business."""
+    def _parameter(self, name: str | None) -> Tensor | None:
+        """Return the module's tensor of that name as it is now; `getattr` would take a microsecond for it."""
+        if name is None:
+            return None
+        tensors = self.module._parameters  # pyright: ignore[reportPrivateUsage]
+        return tensors[name] if name in tensors else self.module._buffers.get(name)  # pyright: ignore[reportPrivateUsage]
+
+    def _verified(self, x: Tensor, gate: Any, w: Tensor | None, b: Tensor | None) -> bool:
+        """Say whether everything but the dtypes is as it was when the plan was proven."""
         plan = self.plan
-        if not isinstance(x, Tensor) or (w is None) != (plan.weight is None) or (b is None) != (plan.bias is None):
-            return None
-        held = w if w is not None else b
-        if held is not None and b is not None and b.dtype != held.dtype:
-            return None
-        table = plan.executed
-        if len(plan.inputs) > 1:
-            if gate is None:
-                table = plan.ungated
-            elif not isinstance(gate, Tensor) or gate.dtype != x.dtype or gate.shape != x.shape:
-                return None
-        spec = table.get((x.dtype, None if held is None else held.dtype))
-        if spec is None or (held is not None and held.device != x.device):
-            return None
-        if x.dim() == 0 or (plan.rank is not None and x.dim() != plan.rank) or (w is not None and not _fits(w, x)):
-            return None
-        channel = plan.coverage.channel_axis
-        if plan.width is not None and (channel >= x.dim() or x.shape[channel] != plan.width):
-            return None
-        if not plan.autocast and torch.is_autocast_enabled(x.device.type):
-            return None
+        dim = x.dim()
+        if dim == 0 or (plan.ranks is not None and dim not in plan.ranks):
+            return False
+        if plan.width is not None and x.shape[plan.coverage.channel_axis] != plan.width:
+            return False
+        if (w is None) != (plan.weight is None) or (b is None) != (plan.bias is None):
+            return False
+        if w is not None and ((w.dim() > 1 and not _fits(w, x)) or (b is not None and b.dtype != w.dtype)):
+            return False
+        if gate is not None and (not isinstance(gate, Tensor) or gate.dtype != x.dtype or gate.shape != x.shape):
+            return False
         own = self.module.__dict__
-        if any(own.get(name) != value for name, value in plan.attributes):
-            return None
-        return spec
+        for name, value in plan.attributes:
+            if own.get(name) != value:
+                return False
+        return plan.autocast or not torch.is_autocast_enabled(x.device.type)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -170,6 +172,5 @@ def normalized(
 
 def _fits(p: Tensor, x: Tensor) -> bool:
     """Say whether a parameter of several axes, one a head for example, matches the last axes of x."""
-    return p.dim() < 2 or (
-        p.dim() <= x.dim() and all(n in (1, m) for n, m in zip(p.shape, x.shape[-p.dim() :], strict=True))
-    )
+    sizes = x.shape[-p.dim() :]
+    return p.dim() <= x.dim() and all(n in (1, m) for n, m in zip(p.shape, sizes, strict=True))

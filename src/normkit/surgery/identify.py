@@ -40,7 +40,7 @@ def identify(module: nn.Module, *args: Any, **kwargs: Any) -> Identified | Unide
         >>> print(found)
         GEMMA, ε=1e-05, axes (-1,)
         >>> print(nk.identify(torch.nn.Linear(8, 8)))
-        scaling x changes y: nothing divides by x's size
+        Linear: a matrix product
     """
     if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"identify: expected a torch.nn.Module, got {type(module).__name__}")

@@ -213,7 +213,7 @@ def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage | None:
     for s in sizes:
         box *= s
     if int(changed.sum()) < 0.9 * box:
-        raise NoNormError("which outputs see an input does not look like rows, groups or channels: it mixes positions")
+        raise NoNormError("only some outputs around an input see it: an activation follows, or positions are mixed")
     axes = [d for d, size in enumerate(sizes) if size > 1]
     if not axes:
         return None

@@ -202,7 +202,7 @@ def _planned(module: nn.Module, found: Identified) -> Accepted | _Left:
             executed=executed,
             ungated=ungated,
             width=None if free else x.shape[coverage.channel_axis],
-            rank=None if proof.any_rank(trial, pair) else x.dim(),
+            ranks=proof.ranks(trial, pair),
             autocast=proof.indifferent_to_autocast(trial, tuple(executed)),
         )
     elsewhere = tuple(
