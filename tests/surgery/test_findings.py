@@ -314,7 +314,13 @@ def test_infinity_in_a_mask_is_no_overflow() -> None:
             future = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
             return self.out(scores.masked_fill(future, float("-inf")).softmax(-1) @ self.value(x))
 
-    assert "not-finite" not in found(Stack([PreBlock(nn.RMSNorm, Masked())], nn.RMSNorm(WIDTH)))
+    model = Stack([PreBlock(nn.RMSNorm, Masked())], nn.RMSNorm(WIDTH), dtype=torch.float16)
+    assert "not-finite" not in found(model)
+    with torch.no_grad():
+        model.layers[0].mlp[2].bias.fill_(6e4)
+        model.layers[0].mlp[2].weight.fill_(60.0)
+        model.layers[0].mlp[0].bias.fill_(1e3)
+    assert found(model)["not-finite"].where == ("layers.0.mlp.2",)  # and not the mask before it
 
 
 def attending(query: nn.Module | None, key: nn.Module | None, full: bool = False) -> Stack:
