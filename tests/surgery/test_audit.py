@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.surgery.audit import inspect_model
+from normkit.surgery.auditing.norm import Norm
+from normkit.surgery.auditing.outline import outline
 from surgery.stacks import WIDTH, PreBlock, Stack, ids, pre, wired
 
 
@@ -241,3 +243,8 @@ def test_json_holds_everything() -> None:
     assert set(data) == {"model", "dangerous", "norms", "streams", "findings", "notes"}
     assert data["streams"][0]["joins"][1]["branch"] == ["layers.1.norm_branch"]
     assert data["norms"][0]["spec"] == nk.TORCH_RMS_NORM.code
+
+
+def test_layers_that_differ_in_eps_alone_are_drawn_apart() -> None:
+    norms = [Norm(f"layers.{i}.norm", "RMSNorm", eps=1e-6 if i < 2 else 1e-5) for i in range(4)]
+    assert list(outline(norms).below["layers"].below) == ["0–1", "2–3"]

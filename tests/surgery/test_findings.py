@@ -478,3 +478,19 @@ def test_a_swapped_model_is_seen_as_it_was() -> None:
     with nk.swap_(model) as swapped:
         assert len(swapped.accepted) == 7
         assert nk.audit(model, ids()).to_json() == before.to_json()
+
+
+def test_normalised_over_as_many_positions_as_there_are_channels() -> None:
+    """Sizes cannot tell here: the axis itself must be followed through the transpose."""
+
+    class Alone(nn.Module):
+        def __init__(self, swap: bool):
+            super().__init__()
+            self.norm, self.mlp, self.swap = nn.LayerNorm(WIDTH), FeedForward(), swap
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x.transpose(1, 2)).transpose(1, 2) if self.swap else self.norm(x)
+            return x + self.mlp(y)
+
+    for swap in (True, False):
+        assert ("wrong-axis" in found(Stack([Alone(swap), Alone(swap)]), ids(WIDTH))) is swap
