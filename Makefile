@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e ".[lab,onnx]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e ".[lab,onnx,hf]"
 	touch $(READY)
 
 clean:

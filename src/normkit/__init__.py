@@ -78,14 +78,21 @@ from normkit.placement import deepnorm_constants as deepnorm_constants
 from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
+_SURGERY = {
+    *("Audit", "Evidence", "Finding", "Identified", "SwapReport", "Unidentified"),
+    *("audit", "identify", "swap_", "unswap_"),
+}
+
 
 def __getattr__(name: str) -> _Any:
     if name == "__version__":  # read when asked: importlib.metadata costs 20 ms
         from importlib.metadata import version
 
         return version("normkit")
-    if name == "testing":  # the conformance kit, when somebody asks for it
+    if name == "testing" or name in _SURGERY:  # the conformance kit, and tools for somebody's model: when asked for
         from importlib import import_module
 
-        return import_module("normkit.testing")
+        return (
+            import_module("normkit.testing") if name == "testing" else getattr(import_module("normkit.surgery"), name)
+        )
     raise AttributeError(f"module 'normkit' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import typer
 from normkit.bench.command import bench
 from normkit.environment import describe, lines
 from normkit.lab.terminal.commands import app as lab
+from normkit.surgery.auditing.command import audit
 from normkit.testing.command import errors
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.add_typer(lab, name="lab")
 app.command("bench")(bench)
 app.command("errors")(errors)
+app.command("audit")(audit)
 
 
 @app.command()

@@ -46,7 +46,7 @@ def normalize(
     # With no element there is nothing to normalise; the parameters still receive (zero) gradients.
     count = Count.of(work, axes, mask)
     normed = _normalized(work, spec, axes, eps, count, x.dtype) if x.numel() else work.clone()
-    y = _apply_weight(normed, spec, weight, bias, target)
+    y = apply_weight(normed, spec, weight, bias, target)
     if spec.gate == "after" and gate is not None:
         dtypes = (None if p is None else p.dtype for p in (weight, bias))
         y = (y * activate(gate, spec.activation)).to(result_dtype(spec, target, *dtypes))
@@ -114,7 +114,7 @@ def inverse_root(v: Tensor) -> Tensor:
     return torch.rsqrt(v) if v.device.type == "cpu" else 1 / torch.sqrt(v)
 
 
-def _apply_weight(
+def apply_weight(
     normed: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None, target: torch.dtype
 ) -> Tensor:
     """Weigh, shift and round, in the spec's order."""

@@ -1,0 +1,12 @@
+"""On somebody's model: what its norms compute, found by behaviour, and fused operators put in their place."""
+
+from normkit.surgery.audit import Audit as Audit
+from normkit.surgery.audit import audit as audit
+from normkit.surgery.auditing.finding import Finding as Finding
+from normkit.surgery.findings import Evidence as Evidence
+from normkit.surgery.findings import Identified as Identified
+from normkit.surgery.findings import Unidentified as Unidentified
+from normkit.surgery.identify import identify as identify
+from normkit.surgery.report import SwapReport as SwapReport
+from normkit.surgery.swap import swap_ as swap_
+from normkit.surgery.swap import unswap_ as unswap_

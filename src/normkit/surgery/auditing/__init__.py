@@ -1,0 +1,1 @@
+"""What `normkit.audit` is made of: a model to look at, an input for it, rules, and the report."""
