@@ -79,6 +79,7 @@ from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
 _SURGERY = {"Evidence", "Identified", "Unidentified", "identify"}
+_SURGERY |= {"FoldError", "FoldReport", "Folded", "Refused", "decay_groups", "fold_", "no_decay"}
 
 
 def __getattr__(name: str) -> _Any:
