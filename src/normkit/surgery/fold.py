@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -93,16 +94,23 @@ def fold_(model: nn.Module, /, *args: Any, **kwargs: Any) -> FoldReport:
 def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"fold_: expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+    if any(_compiled(m) for m in model.modules()):
         raise ValueError("fold_: the model is compiled; fold the original module and compile it afterwards")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"fold_: expected the model itself; pass {type(model).__name__}.module")
     training = next((name or type(model).__name__ for name, m in model.named_modules() if m.training), None)
     if training is not None:
-        raise ValueError(f"fold_: {training} is in training mode, where a norm is no fixed map; call model.eval() first")
+        raise ValueError(
+            f"fold_: {training} is in training mode, where a norm is no fixed map; call model.eval() first"
+        )
     meta = next((name for name, p in model.named_parameters() if p.is_meta), None)
     if meta is not None:
         raise ValueError(f"fold_: {meta} is on meta and has no values; load the weights first")
+
+
+def _compiled(module: nn.Module) -> bool:
+    by_call = vars(module).get("_compiled_call_impl") is not None
+    return by_call or isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in vars(module).get("_modules", {})
 
 
 def _fold(model: nn.Module, example: Call) -> FoldReport:
@@ -126,6 +134,9 @@ def _fold(model: nn.Module, example: Call) -> FoldReport:
     _carry_out(own, folds)
     after = numbers(call(own, example))
     error = _error(before, after, base, moved, bound)
+    if not math.isfinite(error.moved):
+        why = f"in {before[0].dtype} the folded model's outputs are finite in other places than before"
+        return FoldReport((), (*refused, *(Refused(f.norm, f.kind, why) for f in folds)), tuple(already))
     written, converted = _carry_out(model, folds)
     done = tuple(Folded(f.norm, f.kind, f.into) for f in folds)
     return FoldReport(done, tuple(refused), tuple(already), error, written, converted)
@@ -183,9 +194,14 @@ def _verify(
         with Float64Throughout():
             return numbers(call(model, far))
 
-    base = run(wide)
+    try:
+        base = run(wide)
+    except ValueError as error:
+        return f"nothing can be verified in float64: {error}"
     if any(distance(run(wide), base)):
-        raise ValueError("fold_: the model returns another result each time on the same example, so nothing is verifiable")
+        raise ValueError(
+            "fold_: the model returns another result each time on the same example, so nothing is verifiable"
+        )
     taps = max((found.linears[name].taps for fold in folds for name in fold.into if name in found.linears), default=1)
     bound = response(wide, list(_values(wide, folds)), taps, run, base)
     _carry_out(wide, folds)
@@ -201,9 +217,7 @@ def _verify(
     return base, *worst
 
 
-def _error(
-    before: list[Tensor], after: list[Tensor], base: list[Tensor], moved: float, bound: float
-) -> FoldError:
+def _error(before: list[Tensor], after: list[Tensor], base: list[Tensor], moved: float, bound: float) -> FoldError:
     sizes = [size or 1.0 for size in scale_of(base)]
     own = max(d / s for d, s in zip(distance(after, before), sizes, strict=True))
     return FoldError(moved, bound, own, _rms(before, base), _rms(after, base), before[0].dtype)

@@ -48,7 +48,9 @@ def no_decay(model: nn.Module, *, embeddings: bool = False) -> list[nn.Parameter
         if isinstance(p, UninitializedParameter):
             raise ValueError(f"no_decay: {name} has no shape yet; run the model once first")
         if getattr(p, "_is_flat_param", False):
-            raise ValueError(f"no_decay: {name} holds many parameters in one; build the groups before wrapping the model")
+            raise ValueError(
+                f"no_decay: {name} holds many parameters in one; build the groups before wrapping the model"
+            )
     return [p for p in model.parameters() if p.requires_grad and (id(p) in skipped or p.dim() <= 1)]
 
 
@@ -100,5 +102,5 @@ def _matrix(p: nn.Parameter) -> bool:
 
 
 def _layer(module: nn.Module) -> bool:
-    known = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+    known = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
     return isinstance(module, known) or any(True for _ in module.children())

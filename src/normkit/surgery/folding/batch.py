@@ -36,7 +36,7 @@ class BatchFold:
 
     def apply(self, values: Values) -> None:
         """Compute the new values. The variance becomes 1 − ε, so that the norm's own formula divides by one."""
-        eps = float(self.shape.eps)
+        eps = self.shape.number
         scale, shift = affine_of_batch(values.model.get_submodule(self.norm), eps)
         weight, bias = join(self.writer, "weight"), join(self.writer, "bias")
         values[weight] = values[weight] * self.linear.along_outputs(scale)
@@ -62,7 +62,7 @@ def batch_fold(
     name: str, norm: Norm, model: nn.Module, flow: Flow, linears: dict[str, Linear], allowed: Permission
 ) -> BatchFold | str:
     """Return the fold of this batch norm, or why it cannot be proved."""
-    if float(norm.eps) >= 1:
+    if norm.number >= 1:
         return f"ε = {norm.eps} leaves no variance 1 − ε to rest at"
     if why := allowed.of_module(name, norm.weight, norm.bias, "running_mean", "running_var"):
         return why

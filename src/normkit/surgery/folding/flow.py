@@ -12,7 +12,7 @@ element of that memory is kept beside it, and an operator that only moves elemen
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, cast
 
@@ -105,7 +105,7 @@ class Flow:
         if key is None or key not in self._free or key in self._tracks:
             return
         name, parameter = self._free[key]
-        if 0 < parameter.dim() and parameter.numel() <= _LARGEST:
+        if parameter.dim() > 0 and parameter.numel() <= _LARGEST:
             self.add(parameter, last_axis(parameter), frozenset({name}), None, False)
 
     def free(self, tensor: Tensor) -> str | None:
@@ -122,9 +122,7 @@ class Flow:
         if key is not None:
             self._tracks.pop(key, None)
 
-    def add(
-        self, tensor: Tensor, channels: Tensor, sources: frozenset[str], foreign: str | None, scaled: bool
-    ) -> None:
+    def add(self, tensor: Tensor, channels: Tensor, sources: frozenset[str], foreign: str | None, scaled: bool) -> None:
         """Track a fresh value. ``channels`` has the tensor's shape, or broadcasts to it."""
         key = memory(tensor)
         if key is None:
@@ -154,7 +152,10 @@ class Flow:
 
     def enter(self, name: str, kind: ReaderKind, tensor: Tensor, axis: int) -> None:
         """Write down what goes into a followed module."""
+        self.open(tensor)
         track, channels = self.track(tensor), self.along(tensor, axis)
+        if track is None and (free := self.free(tensor)) is not None:
+            self.readers[free].append(Reader("other", name))
         if track is None:
             self.entries[name].append(Entry(frozenset(), "a value that no linear layer wrote", False, None))
         else:

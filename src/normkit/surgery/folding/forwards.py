@@ -64,10 +64,19 @@ def _loading(module: nn.Module, *_: Any) -> None:
         del module.forward
 
 
-def _rms(module: nn.Module, x: Tensor, *, spec: NormSpec, eps: Eps, weight: str | None, bias: str | None) -> Tensor:
+def _rms(
+    module: nn.Module, *args: Any, spec: NormSpec, eps: Eps, weight: str | None, bias: str | None, **kwargs: Any
+) -> Tensor:
+    given = (*args, *kwargs.values())
+    if len(given) != 1:
+        return type(module).forward(module, *args, **kwargs)
     gain, shift = (None if name is None else getattr(module, name) for name in (weight, bias))
-    return rms_norm(x, gain, shift, eps=eps, spec=spec)
+    return rms_norm(given[0], gain, shift, eps=eps, spec=spec)
 
 
-def _identity(module: nn.Module, x: Tensor) -> Tensor:
-    return type(module).forward(module, x) if module.training else x
+def _identity(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    # A mask beside the input makes masked positions zero: that is the module's own affair.
+    given = (*args, *kwargs.values())
+    if module.training or len(given) != 1:
+        return type(module).forward(module, *args, **kwargs)
+    return given[0]

@@ -79,7 +79,9 @@ def linear_layer(module: nn.Module) -> Linear | None:
     # GPT-2's layer lives in transformers; whoever has an instance of it has the module loaded.
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     if conv1d is not None and isinstance(module, conv1d) and forward is conv1d.forward:
-        rows, columns = module.weight.shape
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        rows, columns = weight.shape
         return Linear(rows, columns, output_last=True, taps=rows)
     return None
 

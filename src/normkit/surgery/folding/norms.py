@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from normkit.checks import Eps
 from normkit.spec import NormSpec
+from normkit.surgery.findings import Unidentified
 from normkit.surgery.folding.forwards import folded_forward, is_identity
 from normkit.surgery.identify import identify
 
@@ -54,6 +56,12 @@ class Norm:
         return None if self.bias is None else getattr(module, self.bias).detach().double()
 
     @property
+    def number(self) -> float:
+        """The ε of a batch norm, which no dtype decides."""
+        assert isinstance(self.eps, float)
+        return self.eps
+
+    @property
     def rest(self) -> float:
         """The weight that makes γ = 1."""
         return 0.0 if self.spec is not None and self.spec.weight.startswith("one_plus") else 1.0
@@ -81,12 +89,14 @@ def recognise(module: nn.Module, call: Call) -> Norm | str:
         return _batch(module, call)
     if (forward := folded_forward(module)) is not None and forward.keywords:
         return _refolded(module, forward.keywords)
-    found = identify(module, *call[0], **call[1])
-    if not found:
+    # A row of its own is a batch of one: a norm that takes it takes this, and its axes are counted all the same.
+    batch = tree_map(lambda a: a.unsqueeze(0) if isinstance(a, Tensor) and a.dim() == 1 else a, call)
+    found = identify(module, *batch[0], **batch[1])
+    if isinstance(found, Unidentified):
         return found.reason
     if found.groups != 1 or len(found.axes) != 1:
         return f"its statistic covers axes {found.axes} in {found.groups} groups; one axis is folded"
-    x = next((t for t in (*call[0], *call[1].values()) if isinstance(t, Tensor)), None)
+    x = next((t for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor)), None)
     assert x is not None
     axis = found.axes[0] if found.axes[0] < 0 else found.axes[0] - x.dim()
     named = [getattr(module, name) for name in (found.weight, found.bias) if name is not None]
@@ -112,7 +122,9 @@ def _batch(module: nn.Module, call: Call) -> Norm | str:
     double = copy.deepcopy(module).double()
     probe = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(x.device)
     with torch.no_grad():
-        y = double(*[probe if a is x else a for a in call[0]], **{k: probe if a is x else a for k, a in call[1].items()})
+        y = double(
+            *[probe if a is x else a for a in call[0]], **{k: probe if a is x else a for k, a in call[1].items()}
+        )
     for axis in dict.fromkeys((1 - x.dim(), -1)):
         if x.shape[axis] == mean.numel():
             scale, shift = affine_of_batch(double, eps)
@@ -137,7 +149,7 @@ def at_rest(norm: Norm, module: nn.Module) -> bool:
     var = module.running_var
     assert isinstance(var, Tensor)
     gain = norm.gain(module)
-    resting = torch.full_like(var, 1 - float(norm.eps))
+    resting = torch.full_like(var, 1 - norm.number)
     return is_identity(module) or (torch.equal(var, resting) and (gain is None or bool((gain == 1).all())))
 
 

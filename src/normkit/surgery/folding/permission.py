@@ -20,7 +20,7 @@ class Permission:
         self._model, self._flow = model, flow
         self._owners: dict[Key, list[str]] = defaultdict(list)
         for path, module in model.named_modules():
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            for name, tensor in own_tensors(module):
                 key = memory(tensor)
                 if key is not None:
                     self._owners[key].append(join(path, name))
@@ -42,7 +42,10 @@ class Permission:
     def of_tensor(self, name: str) -> str | None:
         """Answer for one tensor."""
         path, _, attribute = name.rpartition(".")
-        tensor = getattr(self._model.get_submodule(path), attribute)
+        module = self._model.get_submodule(path)
+        tensor = getattr(module, attribute)
+        if attribute not in dict(own_tensors(module)):
+            return f"{name} is computed from other tensors: it is no parameter and no buffer of its module"
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in _DTYPES:
             return f"{name} is a {type(tensor).__name__} of {tensor.dtype}; only plain floating tensors are rewritten"
         if tensor.is_inference():
@@ -52,6 +55,14 @@ class Permission:
         if others:
             return f"{name} shares its memory with {others[0]}; untie them first"
         return None
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers registered on the module itself, every name of each."""
+    return [
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    ]
 
 
 def join(path: str, name: str) -> str:

@@ -70,8 +70,9 @@ class FoldError:
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         return (
-            f"in float64 the outputs moved by {self.float64:.1e} (rounding may move them by {self.bound:.1e}); in {name} "
-            f"by {self.moved:.1e}, and their distance from float64 went from {self.before:.1e} to {self.after:.1e}"
+            f"in float64 the outputs moved by {self.float64:.1e} (rounding may move them by {self.bound:.1e}); "
+            f"in {name} by {self.moved:.1e}, and their distance from float64 went from {self.before:.1e} "
+            f"to {self.after:.1e}"
         )
 
 

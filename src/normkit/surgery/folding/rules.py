@@ -161,9 +161,7 @@ def _free_parameter(flow: Flow, tensor: Tensor, func: Any, where: str, results: 
         flow.readers[name].append(Reader("other", f"{func} in {where}"))
 
 
-def _move(
-    flow: Flow, func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], out: Tensor
-) -> bool:
+def _move(flow: Flow, func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], out: Tensor) -> bool:
     tracks = [(t, flow.track(t)) for t in given if t.is_floating_point()]
     if any(track is None or t.dtype != track.held.dtype for t, track in tracks):
         return False

@@ -31,7 +31,7 @@ def survey(model: nn.Module, run: Callable[[], object]) -> tuple[Survey, object]
         linear = linear_layer(module)
         if linear is not None:
             found.linears[name] = linear
-        elif not any(True for _ in module.children()):
+        elif all(child == "parametrizations" for child, _ in module.named_children()):
             leaves[name] = module
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 

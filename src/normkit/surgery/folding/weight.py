@@ -58,10 +58,10 @@ def weight_fold(
     if why := allowed.of_module(name, norm.weight, norm.bias):
         return why
     reads = flow.readers[name]
-    if not reads:
+    if all(read.kind == "scale" for read in reads):
         return "nothing reads its output"
     for read in reads:
-        if read.kind == "scale" and not shifted:
+        if read.kind == "scale":  # what reads the scaled value is in the list as well, and knows
             continue
         if read.kind != "linear":
             return f"its output is read by {read.name}, which is no linear layer"
@@ -84,7 +84,7 @@ def _reader(
     allowed: Permission,
 ) -> str | None:  # fmt: skip
     for entry in flow.entries[reader]:
-        if entry.sources != {norm} or entry.channels is None:
+        if entry.sources != frozenset((norm,)) or entry.channels is None:
             return f"{reader} also reads values that do not come from this norm"
         if not torch.equal(entry.channels, channels):
             return f"{reader} reads its channels in one order in one call and in another in the next"

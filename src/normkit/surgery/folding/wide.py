@@ -29,7 +29,21 @@ class Float64Throughout(TorchDispatchMode):
         def wide(value: Any) -> Any:
             return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped(*args, **(kwargs or {}))
         return func(*[wide(a) for a in args], **{name: wide(a) for name, a in (kwargs or {}).items()})
+
+
+def _grouped(rows: Tensor, matrices: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Multiply each group of rows by its own matrix: mixtures of experts, for which PyTorch has no float64 kernel."""
+    if offs is None or rows.dim() != 2 or matrices.dim() != 3:
+        raise NotImplementedError("a grouped product other than rows by one matrix each has no float64 form here")
+    out = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    start = 0
+    for end, matrix in zip(offs.tolist(), matrices, strict=True):
+        out[start:end] = rows[start:end] @ matrix
+        start = end
+    return out
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -42,7 +56,7 @@ def copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         raise ValueError(
-            f"fold_: {type(model).__name__} cannot be copied ({error}), and nothing is folded that was not tried on a copy"
+            f"fold_: {type(model).__name__} cannot be copied ({error}), and a fold is tried on copies first"
         ) from error
 
 
