@@ -121,6 +121,8 @@ NEEDS_NO_BIAS = "its bias is not zero"
         (lambda m, x: (m.head(y := m.norm(x)), {"hidden": [y]}), "the model's own output"),
         (lambda m, x: (m.head(y := m.norm(x)), y[0].view(-1)), "the model's own output"),
         (lambda m, x: m.head(m.norm(x)) + m.head(x), "head also reads values that do not come from this norm"),
+        (lambda m, x: m.head(m.norm(x)) + m.head(m.mid(x)), "head also reads values that do not come from this norm"),
+        (lambda m, x: m.head(torch.cat([m.norm(x), m.mid(x)])), "head reads it mixed with other values"),
         (lambda m, x: m.head(m.other(m.norm(x))), "other, which is no linear layer"),
         (lambda m, x: m.head(m.norm(x)) + m.head(m.norm(x).flip(-1)), "one order in one call and in another"),
         (lambda m, x: m.head(m.norm(x).cumsum(0)), "aten.cumsum.default"),
@@ -143,10 +145,9 @@ NEEDS_NO_BIAS = "its bias is not zero"
 def test_every_other_reader_is_refused_by_name(wiring: Any, reason: str) -> None:
     torch.manual_seed(4)
     model = stirred(
-        Net(
-            wiring, norm=nn.LayerNorm(6), other=nn.RMSNorm(6), head=nn.Linear(6, 6), free=nn.Parameter(torch.ones(2, 6))
-        )
-    )
+        Net(wiring, norm=nn.LayerNorm(6), other=nn.RMSNorm(6), head=nn.Linear(6, 6), mid=nn.Linear(6, 6),
+            free=nn.Parameter(torch.ones(2, 6)))
+    )  # fmt: skip
     before = state(model)
     report = nk.fold_(model, torch.randn(4, 6))
     assert "norm" not in {f.name for f in report.folded if f.what == "weight"}
