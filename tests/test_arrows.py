@@ -35,6 +35,7 @@ RANKS = [
     ["normkit.surgery.epsilon", "normkit.surgery.screens", "normkit.surgery.accuracy"],
     ["normkit.surgery.identify"],
     ["normkit.surgery.no_decay", "normkit.surgery.folding.flow", "normkit.surgery.folding.linears"],
+    ["normkit.surgery.folding.unseen"],
     ["normkit.surgery.folding.rules", "normkit.surgery.folding.forwards", "normkit.surgery.folding.values"],
     ["normkit.surgery.folding.norms", "normkit.surgery.folding.permission", "normkit.surgery.folding.wide"],
     ["normkit.surgery.folding.trace", "normkit.surgery.folding.report"],

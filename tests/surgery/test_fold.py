@@ -290,3 +290,44 @@ def test_a_reader_that_no_operator_shows_is_caught_by_the_outputs() -> None:
     report = nk.fold_(model, torch.randn(3, 6))
     assert "all folds were taken back" in refusals(report)
     assert same(state(model), before)
+
+
+class Experts(nn.Module):
+    """One expert per token, chosen by the sign of a fixed channel; x + expert(norm(x))."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.final = nn.Embedding(9, 6), norm, nn.LayerNorm(6)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(2)])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, choice: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        y, rows = self.norm(x), []
+        for row, expert in enumerate(choice.tolist()):
+            rows.append(x[row] + self.experts[expert](y[row]))
+        return self.head(self.final(torch.stack(rows)))
+
+
+def test_an_expert_that_no_token_went_to_may_be_a_reader_and_a_writer() -> None:
+    model, ids = stirred(Experts(nn.LayerNorm(6))), torch.tensor([1, 5, 7])
+    report = nk.fold_(model, ids, torch.tensor([0, 0, 0]))
+    assert {(f.name, f.what) for f in report.folded} == {("final", "weight"), ("norm", "mean")}
+    assert "norm: weight stays: experts.1.0 was not called on this example and may read it" in refusals(report)
+    assert "final: mean stays: experts.1.2 was not called on this example and may write to it" in refusals(report)
+    model, both = stirred(Experts(nn.LayerNorm(6))), torch.tensor([0, 1, 0])
+    before = in_float64(model, ids, both)
+    report = nk.fold_(model, ids, both)
+    assert {(f.name, f.what) for f in report.folded} == {
+        (name, what) for name in ("norm", "final") for what in ("weight", "mean")
+    }
+    assert float((in_float64(model, ids, both) - before).abs().max()) < 4 * 8 * U32 * float(before.abs().max())
+
+
+def test_an_optional_head_beside_the_one_that_ran() -> None:
+    model = stirred(
+        Net(lambda m, x: m.head(m.norm(x)), norm=nn.RMSNorm(6), head=nn.Linear(6, 4), value=nn.Linear(6, 1))
+    )
+    assert "value was not called on this example" in refusals(nk.fold_(model, torch.randn(3, 6)))
+    model.value = nn.Linear(5, 1).eval()
+    assert nk.fold_(model, torch.randn(3, 6)).folded

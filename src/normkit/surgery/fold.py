@@ -46,11 +46,13 @@ def fold_(model: nn.Module, /, *args: Any, **kwargs: Any) -> FoldReport:
     * **mean**: every layer, embedding and parameter that writes a residual stream loses its mean over the channels;
       a LayerNorm that reads the stream then computes its values as an RMSNorm.
 
-    The proof is the data flow of the example. A norm that is read by anything but linear layers (a residual sum, an
-    activation, the caller) is refused, and so are layers that also read something else, weights tied to another
-    place, modules with forward hooks, and a bias where the reader has none to take it: its state dict would grow.
-    Every class, shape and state-dict key stays as it is. New weights are computed in float64 and rounded once to the
-    weight's own dtype; in bfloat16 and float16 that moves the outputs, and the report says by how much.
+    The proof is the data flow of the example, along the paths that it takes. A norm that is read by anything but linear
+    layers (a residual sum, an activation, the caller) is refused, and so are layers that also read something else,
+    weights tied to another place, modules with forward hooks, and a bias where the reader has none to take it: its
+    state dict would grow. A layer beside a reader that this example did not call (an expert that no token went to) is
+    a reason to refuse as well. What a forward stores on the side for somebody to read later is not seen. Every class,
+    shape and state-dict key stays as it is. New weights are computed in float64 and rounded once to the weight's own
+    dtype; in bfloat16 and float16 that moves the outputs, and the report says by how much.
 
     Everything is tried on copies first: float64 copies before and after must agree within what rounding can do. Only
     then is the model written to, so it is unchanged when anything fails. Copies need memory: one of the model, one in

@@ -17,6 +17,7 @@ from normkit.surgery.folding.forwards import as_rms_
 from normkit.surgery.folding.linears import Linear
 from normkit.surgery.folding.norms import Norm
 from normkit.surgery.folding.permission import Permission, join
+from normkit.surgery.folding.unseen import idle_beside
 from normkit.surgery.folding.values import Values, tensor_of
 
 
@@ -79,6 +80,8 @@ def centre_fold(
     width = {_width(source, model, linears) for source in sources}
     if any(e.channels is None or {len(e.channels)} != width for e in flow.entries[name]):
         return "its rows are not the rows that the layers before it write"
+    if (idle := idle_beside(sources, linears, flow.called, inputs=False)) is not None:
+        return f"{idle} was not called on this example and may write to it on another; give one that calls it"
     layers = tuple((s, linears[s]) for s in sources if s in linears)
     return CentreFold(name, norm, layers, tuple(s for s in sources if s not in linears))
 
@@ -105,8 +108,8 @@ def _writer(
         if read.kind in ("sum", "scale"):
             continue
         reader = norms.get(read.name) if read.kind == "norm" else None
-        blind = reader is not None and reader.spec is not None and reader.spec.centered and reader.rows
-        if not blind:
+        # A norm that an earlier fold made an RMSNorm of sees what rounding left of the mean.
+        if reader is None or reader.spec is None or not reader.spec.centered or not reader.rows:
             return f"{source}, which writes to it, is also read by {read.name}, which sees the mean"
         if read.channels is None or not torch.equal(read.channels, torch.arange(width)):
             return f"{read.name} normalises other rows than {source} writes"

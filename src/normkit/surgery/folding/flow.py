@@ -82,6 +82,7 @@ class Flow:
         strays: path of a module → who read its parameters outside its own call.
         broken: path of a norm → why its output could not be followed.
         bare: path of a module → the norm operator that its forward calls itself.
+        called: paths of all modules whose forward ran.
     """
 
     def __init__(self, free: Mapping[str, Tensor], owned: Mapping[Key, str]) -> None:
@@ -90,6 +91,7 @@ class Flow:
         self.strays: dict[str, str] = {}
         self.broken: dict[str, str] = {}
         self.bare: dict[str, str] = {}
+        self.called: set[str] = set()
         self._tracks: dict[Key, Track] = {}
         self._free = {key: (name, p) for name, p in free.items() if (key := memory(p)) is not None}
         self._owned = owned

@@ -27,8 +27,8 @@ _NORMS = {
     aten.native_layer_norm.default, aten._fused_rms_norm.default, aten.native_group_norm.default,
     aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten._native_batch_norm_legit_no_training.default,
 }  # fmt: skip
-_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1, aten.add.Scalar: 1, aten.sub.Scalar: -1}
-_SUMS_IN_PLACE = {aten.add_.Tensor: 1, aten.sub_.Tensor: -1}
+_SUMS = {aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar}
+_SUMS_IN_PLACE = {aten.add_.Tensor, aten.sub_.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _SCALES = _PRODUCTS | {aten.div.Tensor, aten.div.Scalar}
 

@@ -65,6 +65,7 @@ class _Watcher(TorchDispatchMode):
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.path.append(name)
+            self.flow.called.add(name)
             self.inside += mine
             if mine and self.inside == 1:
                 self._enter(name, args, kwargs)

@@ -11,6 +11,7 @@ from normkit.surgery.folding.flow import Flow
 from normkit.surgery.folding.linears import Linear
 from normkit.surgery.folding.norms import Norm
 from normkit.surgery.folding.permission import Permission, join
+from normkit.surgery.folding.unseen import idle_beside
 from normkit.surgery.folding.values import Values
 
 
@@ -76,6 +77,8 @@ def weight_fold(
     for reader, channels in readers.items():
         if why := _reader(reader, name, channels, shifted, model, flow, linears[reader], allowed):
             return why
+    if (idle := idle_beside(readers, linears, flow.called, inputs=True)) is not None:
+        return f"{idle} was not called on this example and may read it on another; give one that calls it"
     return WeightFold(name, norm, tuple((reader, linears[reader], channels) for reader, channels in readers.items()))
 
 
