@@ -78,7 +78,7 @@ from normkit.placement import deepnorm_constants as deepnorm_constants
 from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
-_SURGERY = {"Evidence", "Identified", "Unidentified", "identify"}
+_SURGERY = {"Evidence", "Identified", "SwapReport", "Unidentified", "identify", "swap_", "unswap_"}
 _SURGERY |= {"FoldError", "FoldReport", "Folded", "Refused", "decay_groups", "fold_", "no_decay"}
 
 

@@ -11,3 +11,6 @@ from normkit.surgery.folding.report import Refused as Refused
 from normkit.surgery.identify import identify as identify
 from normkit.surgery.no_decay import decay_groups as decay_groups
 from normkit.surgery.no_decay import no_decay as no_decay
+from normkit.surgery.report import SwapReport as SwapReport
+from normkit.surgery.swap import swap_ as swap_
+from normkit.surgery.swap import unswap_ as unswap_

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normkit.checks import align_parameter
 from normkit.conventions import NAMED
 from normkit.kernels import reference
 from normkit.kernels.rounding import result_dtype
@@ -29,6 +30,8 @@ WIDE_LAYER_NORM = "torch.layer_norm in float32"
 GROUP_NORM = "torch.group_norm"
 INSTANCE_NORM = "torch.instance_norm"
 VARIANCE = "the formula with x.var()"
+WEIGHT_FIRST = "the formula with (w · x) multiplied by the inverse root"
+BARE_LAYER_NORM = "torch.layer_norm without parameters, then weighed"
 FUSED = "the formula with one multiply-add for weight and bias"
 OPERATORS = (LAYER_NORM, WIDE_LAYER_NORM, RMS_NORM, GROUP_NORM, INSTANCE_NORM)
 
@@ -65,6 +68,20 @@ class Coverage:
             return y
         axis = self.channel_axis % (y.dim() - 1)
         return y.flatten(axis, axis + 1)
+
+
+def aligned(p: Tensor | None, x: Tensor, coverage: Coverage) -> Tensor | None:
+    """Lay a parameter out for x: along the channels, along the axes of the statistic, or by broadcasting.
+
+    Raises:
+        ValueError: when it fits none of these.
+    """
+    if p is None:
+        return None
+    channel = coverage.channel_axis % x.dim()
+    if p.dim() == 1 and p.shape[0] == x.shape[channel]:
+        return p.reshape([p.shape[0] if d == channel else 1 for d in range(x.dim())])
+    return align_parameter(p, x, tuple(a % x.dim() for a in coverage.axes), "normkit", "a parameter")
 
 
 @dataclass(frozen=True)
@@ -177,6 +194,22 @@ def _fused(given: Given, spec: NormSpec) -> Tensor:
     return y.to(result_dtype(spec, given.x.dtype, held[0], held[-1]))
 
 
+def _weight_first(given: Given, spec: NormSpec) -> Tensor:
+    """Multiply by w before the inverse root, which is still that of x alone."""
+    if given.weight is None or given.bias is not None:
+        raise ValueError("no weight to come first, or a bias")
+    work = given.x if spec.statistic_dtype == "input" else given.x.to(accumulation_dtype(given.x.dtype))
+    axes = tuple(a % given.x.dim() for a in given.coverage.axes)
+    return given.weight * work * torch.rsqrt(work.pow(2).mean(axes, keepdim=True) + given.eps)
+
+
+def _bare(given: Given, spec: NormSpec) -> Tensor:
+    """Let PyTorch normalise without parameters, in x's dtype, and weigh afterwards."""
+    plain = NormSpec(centered=True, weight="none")
+    normed = _operator(replace(given, weight=None, bias=None), plain, LAYER_NORM)
+    return reference.apply_weight(normed, spec, given.weight, given.bias, given.x.dtype)
+
+
 def _row(p: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return a parameter with the shape of the normalised axes, which is all that PyTorch's operators take."""
     if p.numel() != torch.Size(sizes).numel():
@@ -193,6 +226,8 @@ _WRITINGS: dict[str, Callable[[Given, NormSpec], Tensor]] = {
     GROUP_NORM: lambda given, spec: _positions(given, spec, GROUP_NORM),
     INSTANCE_NORM: lambda given, spec: _positions(given, spec, INSTANCE_NORM),
     FUSED: _fused,
+    WEIGHT_FIRST: _weight_first,
+    BARE_LAYER_NORM: _bare,
 }
 
 
@@ -228,6 +263,9 @@ def shapes_of_formula(*, weighted: bool, gated: bool) -> list[Candidate]:
     for weight in ("plain", "one_plus") if weighted else ("none",):
         centred = NormSpec(centered=True, weight=weight)
         found += [Candidate(NormSpec(weight=weight) if w == RMS_NORM else centred, w) for w in OPERATORS]
+        if weight != "none":
+            first = NormSpec(centered=True, weight=weight, cast="first", output="promote")
+            found += [Candidate(first, BARE_LAYER_NORM), Candidate(NormSpec(weight=weight), WEIGHT_FIRST)]
         for centered, statistic, root in product((True, False), ("mean", "unbiased"), ("reciprocal", "divide")):
             spec = NormSpec(centered=centered, statistic=statistic, root=root, weight=weight)
             if spec.centered or spec.statistic == "unbiased":
@@ -246,11 +284,12 @@ def refined(candidate: Candidate, *, parameters: bool) -> Iterator[Candidate]:
         yield from (Candidate(replace(spec, weight=w), candidate.writing) for w in weights)
         return
     outputs = ("input", "promote") if parameters else ("input",)
+    formula, bare = candidate.writing == FORMULA, candidate.writing == BARE_LAYER_NORM
     for dtype, rounding, weight, cast, output in product(
-        ("float32", "input"),
-        ("none", "input") if candidate.writing == FORMULA else ("none",),
+        ("float32",) if bare else ("float32", "input"),
+        ("none", "input") if formula else ("none",),
         weights,
-        ("last", "first", "t5"),
+        ("first",) if bare else ("last", "first", "t5"),
         outputs,
     ):
         fine = _spec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -13,14 +14,28 @@ from torch import Tensor, nn
 
 from normkit.surgery.candidates import Coverage
 from normkit.surgery.probes import normal, uniform
-from normkit.surgery.stand_in import NotRun, StandIn
+from normkit.surgery.stand_in import NotRunError, StandIn
 
 LARGEST_PARAMETERS = 1 << 22
+LARGEST_MATRIX = 1 << 17  # a weight a head: 128 heads of 1024
 DEFAULT_WIDTH = 64
+
+
+# Exactly these classes, whose forward PyTorch defines: no probe is needed to know that they are no norms.
+_KNOWN: dict[str, tuple[type[nn.Module], ...]] = {
+    "a matrix product": (nn.Linear, nn.Bilinear),
+    "a table of vectors": (nn.Embedding, nn.EmbeddingBag),
+    "a convolution": (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    "dropout": (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+}
 
 
 def refusal(module: nn.Module) -> str | None:
     """Return why a module cannot be a norm, or cannot be asked, without running it."""
+    if "forward" not in vars(module):
+        for what, classes in _KNOWN.items():
+            if type(module) in classes:
+                return f"{type(module).__name__}: {what}"
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         return "compiled by torch.compile; identify the module inside (_orig_mod)"
@@ -37,6 +52,11 @@ def refusal(module: nn.Module) -> str | None:
             return f"{name} is a {type(t).__name__} (sharded, quantised or not yet made), which probes cannot replace"
         if t.is_quantized or (t.dtype not in _FLOATS and name in module._parameters):
             return f"{name} is {t.dtype}: quantised parameters are not probed"
+    for name, p in module._parameters.items():
+        shape = () if p is None else tuple(p.shape)
+        matrix = sum(s > 1 for s in shape) > 1 and math.prod(shape) > LARGEST_MATRIX
+        if matrix and shape != tuple(getattr(module, "normalized_shape", ())):
+            return f"{name} has shape {shape}: a matrix, where a norm has one number an element"
     total = sum(t.numel() for _, t in tensors if t is not None)
     if total > LARGEST_PARAMETERS:
         return f"holds {total} numbers, too many for a norm's weight and bias"
@@ -111,54 +131,56 @@ def guesses(module: nn.Module) -> Iterator[tuple[int, ...]]:
     if heads and heads < width and width % heads == 0:
         yield (4, 4, heads, width // heads)
         yield (4, heads, 4, width // heads)
+    if width < DEFAULT_WIDTH:
+        yield (4, 4, width, DEFAULT_WIDTH)
 
 
-class NoNorm(Exception):
+class NoNormError(Exception):
     """The module is no norm known here; the message is the reason."""
 
 
 Run = Callable[..., Tensor]
 
 
-def first_shape(stand_in: StandIn, module: nn.Module, run: Run) -> tuple[int, ...]:
+def first_shape(module: nn.Module, run: Run) -> tuple[int, ...]:
     """Return the first shape that the module takes and gives back.
 
     Raises:
-        NoNorm: when it takes none.
+        NoNormError: when it takes none.
     """
-    first: NotRun | None = None
-    last: NotRun | None = None
+    whys: list[str] = []
     for shape in dict.fromkeys(guesses(module)):
         try:
             run(uniform(shape, 1))
-        except NotRun as why:
-            first, last = first or why, why
+        except NotRunError as why:
+            whys.append(str(why))
             continue
         return shape
-    tried = "" if first is None or str(first) == str(last) else f"; for another shape: {last}"
-    raise NoNorm(f"takes no tensor and returns one of its shape: {first}{tried}")
+    # What it returned says more than what it raised for a shape that was a mere guess.
+    told = next((why for why in whys if why.startswith("it returns")), whys[0])
+    raise NoNormError(f"takes no tensor and returns one of its shape: {told}")
 
 
 def coverage_of(run: Run, shape: tuple[int, ...]) -> Coverage:
     """Find by perturbing one element which others see it.
 
     Raises:
-        NoNorm: when there is no statistic, or one that covers something unknown here.
+        NoNormError: when there is no statistic, or one that covers something unknown here.
     """
     x = normal(shape, 2)
     if not torch.equal(run(x), run(x)):
-        raise NoNorm("two runs on one input differ: it is random (dropout?)")
+        raise NoNormError("two runs on one input differ: it is random (dropout?)")
     at = tuple(size // 2 for size in shape)
     moved = x.clone()
     moved[at] += 8.0
     before, after = run(x), run(moved)
     if not bool(before.isfinite().all()):
-        raise NoNorm("gives infinities or NaN for ordinary values")
+        raise NoNormError("gives infinities or NaN for ordinary values")
     changed = before != after
     if not bool(changed.any()):
-        raise NoNorm("y does not depend on x")
+        raise NoNormError("y does not depend on x")
     if int(changed.sum()) == 1 and bool(changed[at]):
-        raise NoNorm(_pointwise(run, x))
+        raise NoNormError(_pointwise(run, x))
     return _box(changed, shape)
 
 
@@ -184,17 +206,19 @@ def _box(changed: Tensor, shape: tuple[int, ...]) -> Coverage:
     for s in sizes:
         box *= s
     if int(changed.sum()) < 0.9 * box:
-        raise NoNorm("which outputs see an input does not look like rows, groups or channels: it mixes positions")
+        raise NoNormError("which outputs see an input does not look like rows, groups or channels: it mixes positions")
     axes = [d for d, size in enumerate(sizes) if size > 1]
     if 0 in axes:
-        raise NoNorm("statistics run over the first axis, the batch: batch norm in training mode, or a mixing layer")
+        raise NoNormError(
+            "statistics run over the first axis, the batch: batch norm in training mode, or a mixing layer"
+        )
     part = [d for d in axes if sizes[d] != shape[d]]
     if not part:
         rank = len(shape)
         channel = -1 if axes[-1] == rank - 1 and len(axes) == 1 else (1 if 1 in axes else axes[0])
         return Coverage(_named(axes, rank), 1, channel if len(axes) > 1 or axes[-1] != rank - 1 else -1)
     if len(part) > 1 or shape[part[0]] % sizes[part[0]] or lows[part[0]] % sizes[part[0]]:
-        raise NoNorm(f"a statistic covers {sizes} of {list(shape)} elements, no whole groups")
+        raise NoNormError(f"a statistic covers {sizes} of {list(shape)} elements, no whole groups")
     groups = shape[part[0]] // sizes[part[0]]
     channel = -1 if part[0] == len(shape) - 1 else part[0]
     return Coverage(_named(axes, len(shape)), groups, channel)
@@ -209,20 +233,20 @@ def screen_scale(run: Run, shape: tuple[int, ...]) -> None:
     """Refuse what does not take the scale out of large x.
 
     Raises:
-        NoNorm: when doubling x changes y by more than a thousandth.
+        NoNormError: when doubling x changes y by more than a thousandth.
     """
     x = normal(shape, 3) * 256.0
     one, two = run(x), run(x * 4)
     size = float(one.abs().amax())
     if size == 0 or float((one - two).abs().amax()) > 1e-3 * size:
-        raise NoNorm("scaling x changes y: nothing divides by x's size")
+        raise NoNormError("scaling x changes y: nothing divides by x's size")
 
 
 def roles(run: Any, stand_in: StandIn, shape: tuple[int, ...]) -> tuple[str | None, str | None]:
     """Find which tensor multiplies and which is added.
 
     Raises:
-        NoNorm: when more than two tensors matter, or two of one kind.
+        NoNormError: when more than two tensors matter, or two of one kind.
     """
     x, other = normal(shape, 4), normal(shape, 5)
     base = {name: uniform(t.shape, 10 + i) for i, (name, t) in enumerate(stand_in.tensors.items())}
@@ -237,7 +261,7 @@ def roles(run: Any, stand_in: StandIn, shape: tuple[int, ...]) -> tuple[str | No
         added = torch.allclose(here, there, rtol=1e-3, atol=1e-4)
         (biases if added else weights).append(name)
     if len(weights) > 1 or len(biases) > 1:
-        raise NoNorm(f"more than one weight and one bias act on x: {', '.join([*weights, *biases])}")
+        raise NoNormError(f"more than one weight and one bias act on x: {', '.join([*weights, *biases])}")
     return (weights[0] if weights else None), (biases[0] if biases else None)
 
 

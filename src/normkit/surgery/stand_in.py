@@ -23,23 +23,23 @@ _HOOKS = (
 )
 
 
-class NotRun(Exception):
+class NotRunError(Exception):
     """The module did not compute a tensor of x's shape from these inputs."""
 
 
-class CannotStandIn(Exception):
+class CannotStandInError(Exception):
     """The module cannot be run on other parameters without touching the module itself."""
 
 
 class StandIn:
     """Runs a leaf module's ``forward`` on given parameters and buffers.
 
-    The double shares nothing that a forward could write: parameters and buffers are the caller's, containers are copied,
-    hooks are left out (they belong to the module's surroundings, not to what it computes). What it shares are values
-    nobody writes to: numbers, strings, configurations.
+    The double shares nothing that a forward could write: parameters and buffers are replaced by the caller's,
+    containers are copied, hooks left out (they belong to the module's surroundings, not to what it computes). What it
+    shares are values nobody writes to: numbers, strings, configurations.
 
     Raises:
-        CannotStandIn: for a module whose forward was replaced by something that holds on to the module.
+        CannotStandInError: for a module whose forward was replaced by something that holds on to the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -48,7 +48,10 @@ class StandIn:
         state = {name: _copied(value, memo) for name, value in vars(module).items() if name not in _HOOKS}
         state |= {name: type(vars(module)[name])() for name in _HOOKS if name in vars(module)}
         for name in ("_parameters", "_buffers"):
-            state[name] = {key: _copied(t, memo) for key, t in vars(module)[name].items()}
+            # Floating ones are replaced by what each call gives; only counters and masks keep their values.
+            state[name] = {
+                k: t if t is None or t.is_floating_point() else _copied(t, memo) for k, t in vars(module)[name].items()
+            }
         if "forward" in state:
             state["forward"] = _rebound(vars(module)["forward"], module, double)
         double.__dict__.update(state)
@@ -64,7 +67,7 @@ class StandIn:
         """Run ``forward`` with ``values`` in place of the parameters and buffers of those names.
 
         Raises:
-            NotRun: when it fails or returns something else than a floating tensor of the first input's shape.
+            NotRunError: when it fails or returns something else than a floating tensor of the first input's shape.
         """
         parameters, buffers = vars(self._double)["_parameters"], vars(self._double)["_buffers"]
         for name, value in values.items():
@@ -76,14 +79,23 @@ class StandIn:
         try:
             y = self._double.forward(*copies, **kwargs)
         except Exception as error:  # anything a stranger's forward may raise
-            raise NotRun(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise NotRunError(f"{type(error).__name__}: {_first_line(error)}") from error
         if not isinstance(y, Tensor):
-            raise NotRun(f"it returns {type(y).__name__}, not a tensor")
+            raise NotRunError(f"it returns {type(y).__name__}, not a tensor")
         if y.shape != inputs[0].shape:
-            raise NotRun(f"it returns shape {tuple(y.shape)} for x of shape {tuple(inputs[0].shape)}")
+            raise NotRunError(f"it returns shape {tuple(y.shape)} for x of shape {tuple(inputs[0].shape)}")
         if not y.is_floating_point():
-            raise NotRun(f"it returns {y.dtype}")
+            raise NotRunError(f"it returns {y.dtype}")
         return y.detach()
+
+    def in_mode(self, training: bool, inputs: tuple[Tensor | None, ...], values: Mapping[str, Tensor]) -> Tensor:
+        """Run as `__call__` does, in training or inference mode."""
+        before = self._double.training
+        vars(self._double)["training"] = training
+        try:
+            return self(*(t for t in inputs if t is not None), values=values)
+        finally:
+            vars(self._double)["training"] = before
 
 
 @contextmanager
@@ -127,6 +139,6 @@ def _rebound(forward: Any, module: nn.Module, double: nn.Module) -> Any:
     rebind = getattr(type(forward), "rebound", None)
     if rebind is not None:
         return rebind(forward, double)
-    raise CannotStandIn(
+    raise CannotStandInError(
         f"its forward was replaced on the instance by {type(forward).__name__}, which cannot be run apart from it"
     )
