@@ -79,8 +79,8 @@ from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
 _SURGERY = {
-    *("Audit", "Evidence", "Finding", "Identified", "SwapReport", "Unidentified"),
-    *("audit", "identify", "swap_", "unswap_"),
+    *("Audit", "Evidence", "Finding", "FoldError", "FoldReport", "Folded", "Identified", "Refused", "SwapReport"),
+    *("Unidentified", "audit", "decay_groups", "fold_", "identify", "no_decay", "swap_", "unswap_"),
 }
 
 
