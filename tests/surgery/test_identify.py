@@ -231,6 +231,19 @@ def test_a_forward_set_on_the_instance_is_followed_or_refused() -> None:
     assert "replaced on the instance" in refused.reason
 
 
+def test_a_module_that_fails_on_some_values_is_no_crash() -> None:
+    class Touchy(strangers.Llama):
+        def forward(self, hidden: Tensor) -> Tensor:
+            if float(hidden.abs().max()) > 5:
+                raise ValueError("too large for me")
+            return super().forward(hidden)
+
+    found = nk.identify(Touchy())
+    assert isinstance(found, nk.Unidentified)
+    assert found.reason == "takes x, but fails on some values of it: ValueError: too large for me"
+    assert len(nk.swap_(nn.ModuleList([Touchy(), nn.LayerNorm(8)])).accepted) == 1
+
+
 def test_a_double_runs_apart() -> None:
     module = strangers.Llama(8)
     double = StandIn(module)
