@@ -102,10 +102,19 @@ def test_an_epsilon_that_lies_is_noted() -> None:
     assert honest.evidence.eps_from == "attribute variance_epsilon, seen in the output"
 
 
+def test_an_epsilon_that_no_probe_shows_is_not_guessed() -> None:
+    """max(‖x‖, 1e-20) and max(‖x‖, 0) have the same bits on every row that is not itself about to vanish."""
+    found = nk.identify(nk.ScaleNorm(48, eps=1e-20))
+    assert isinstance(found, nk.Unidentified), found
+    assert found.statistic
+    assert re.search("eps=1e-20 leaves no trace|no formula known here", found.reason)
+
+
 def test_an_epsilon_outside_of_the_root() -> None:
-    found = nk.identify(strangers.RootOfMean(eps=1e-4))
-    assert isinstance(found, nk.Identified), found
-    assert (found.spec.eps, found.eps) == ("outside", 1e-4)
+    for eps in (1e-4, 1e-12):
+        found = nk.identify(strangers.RootOfMean(eps=eps))
+        assert isinstance(found, nk.Identified), found
+        assert (found.spec.eps, found.eps) == ("outside", eps)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +204,11 @@ def test_nothing_of_the_callers_changes() -> None:
     before = copy.deepcopy({k: v for k, v in vars(module).items() if "hooks" not in k})
     state, rng = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     weight = module.weight
+    everywhere = nn.modules.module.register_module_forward_hook(lambda *_: fired.append("global"))
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the caller's mode is none of the probes' business
         assert isinstance(nk.identify(module), nk.Identified)
         assert torch.is_autocast_enabled("cpu")
+    everywhere.remove()
     assert torch.is_grad_enabled()
     assert fired == []
     assert torch.equal(torch.get_rng_state(), rng)
@@ -218,6 +229,19 @@ def test_a_forward_set_on_the_instance_is_followed_or_refused() -> None:
     refused = nk.identify(module)
     assert isinstance(refused, nk.Unidentified)
     assert "replaced on the instance" in refused.reason
+
+
+def test_a_module_that_fails_on_some_values_is_no_crash() -> None:
+    class Touchy(strangers.Llama):
+        def forward(self, hidden: Tensor) -> Tensor:
+            if float(hidden.abs().max()) > 5:
+                raise ValueError("too large for me")
+            return super().forward(hidden)
+
+    found = nk.identify(Touchy())
+    assert isinstance(found, nk.Unidentified)
+    assert found.reason == "takes x, but fails on some values of it: ValueError: too large for me"
+    assert len(nk.swap_(nn.ModuleList([Touchy(), nn.LayerNorm(8)])).accepted) == 1
 
 
 def test_a_double_runs_apart() -> None:

@@ -92,11 +92,12 @@ def test_class_names_state_and_hooks_stay(model: Model, x: Tensor) -> None:
 
 
 def test_other_models_of_the_class_are_untouched(model: Model) -> None:
-    other = Model()
+    other, kinds = Model(), (nn.LayerNorm, strangers.Llama)
+    forwards = [vars(kind)["forward"] for kind in kinds]
     nk.swap_(model)
     assert not any(map(fused, other.modules()))
-    assert "forward" not in vars(nn.LayerNorm(4))
-    assert nn.LayerNorm.forward is type(other.ln_f).forward
+    assert not any(map(fused, Model().modules()))
+    assert [vars(kind)["forward"] for kind in kinds] == forwards
 
 
 def test_tied_and_loaded_weights_are_what_counts(model: Model, x: Tensor) -> None:
@@ -406,6 +407,15 @@ def test_a_norm_that_takes_some_ranks_is_fused_for_those(x: Tensor) -> None:
     nk.swap_(free)
     assert vars(free)["forward"].plan.ranks is None
     assert torch.equal(free(x[None, None])[0, 0], free(x))
+
+
+def test_a_norm_that_changes_with_its_mode_is_left_alone(x: Tensor) -> None:
+    class Moody(strangers.Llama):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return super().forward(hidden * 2 if self.training else hidden)
+
+    (entry,) = nk.swap_(Moody().eval()).rejected
+    assert entry.reason == "it computes something else in training than in inference"
 
 
 def test_a_plan_travels_as_it_is() -> None:

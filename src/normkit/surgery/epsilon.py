@@ -17,13 +17,19 @@ _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)
 
 
 def readings(x: Tensor, y: Tensor) -> list[float]:
-    """Return what ε would be, inside the root or outside of it, for a small row x and its output y (γ = 1, β = 0)."""
+    """Return what ε would be for a small row x and its output y (γ = 1, β = 0): inside the root or outside of it.
+
+    x / y is √(σ² + ε), σ + ε or max(‖x‖, ε), with σ² the mean or the sum of the squares; small as it is, σ counts
+    beside a small ε that is not under the root.
+    """
     at = int(x.abs().argmax())
     big, out = float(x.reshape(-1)[at].double()), float(y.reshape(-1)[at].double())
     if out == 0 or not math.isfinite(out):
         return []
     ratio = big / out
-    return [ratio * ratio, abs(ratio)]
+    squares = x.double().square()
+    sizes = [0.0, float(squares.mean()) ** 0.5, float(squares.sum()) ** 0.5]
+    return [ratio * ratio, *(abs(ratio) - size for size in sizes)]
 
 
 def hints(module: nn.Module) -> dict[str, object]:
@@ -54,7 +60,7 @@ def proposals(module: nn.Module, read: Iterable[float]) -> list[tuple[Eps, str]]
         for literal in (*_USUAL, torch.finfo(torch.float32).eps):
             if _near(value, literal):
                 found.setdefault(literal, "the output; no attribute says it")
-        if value < 1e-25:
+        if value < 1e-25 and not unseen(module):
             found.setdefault(0.0, "the output: no trace of one")
         elif 0 < value < 1:
             for digits in range(7):
@@ -63,6 +69,12 @@ def proposals(module: nn.Module, read: Iterable[float]) -> list[tuple[Eps, str]]
                     found.setdefault(decimal, "the output; no attribute says it")
                     break
     return list(found.items())
+
+
+def unseen(module: nn.Module) -> list[str]:
+    """Return attributes called ε that are not 0: where the output shows no trace of one, its place stays unknown."""
+    named = {n: v for n, v in hints(module).items() if "eps" in n.lower()}
+    return [f"{n}={v}" for n, v in named.items() if v is None or v != 0]
 
 
 def _near(value: float, wanted: float) -> bool:

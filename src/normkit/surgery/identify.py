@@ -10,7 +10,7 @@ from normkit.surgery import screens
 from normkit.surgery.findings import Identified, Unidentified
 from normkit.surgery.screens import NoNormError, UnknownNormError
 from normkit.surgery.search import Search
-from normkit.surgery.stand_in import CannotStandInError, StandIn, undisturbed
+from normkit.surgery.stand_in import CannotStandInError, NotRunError, StandIn, undisturbed
 
 
 def identify(module: nn.Module, *args: Any, **kwargs: Any) -> Identified | Unidentified:
@@ -54,3 +54,5 @@ def identify(module: nn.Module, *args: Any, **kwargs: Any) -> Identified | Unide
             return Search(module, stand_in, device, args, kwargs).answer()
     except (NoNormError, CannotStandInError) as why:
         return Unidentified(str(why), isinstance(why, UnknownNormError))
+    except NotRunError as why:
+        return Unidentified(f"takes x, but fails on some values of it: {why}")

@@ -45,8 +45,9 @@ def four_squares(total: int, largest: int = LARGEST) -> tuple[int, int, int, int
     return None
 
 
+@lru_cache(maxsize=512)  # drawing them takes longer than running a module on them
 def deviations(width: int, seed: int) -> Tensor:
-    """Return ``width`` integers with sum 0 whose squares have an integer mean that is no square.
+    """Return ``width`` integers with sum 0 whose squares have an integer mean that is no square; not to be written to.
 
     Widths below 8 leave no room for that; their sums are exact all the same.
     """

@@ -221,9 +221,10 @@ class Search:
                 fine.append(self.probe(tried, 260, biased=True))
             results = [(p, self.module_on(p, pair)) for p in fine]
             left = [c for c in left if all(self.agrees(c, p, eps, pair, t) for p, t in results)]
-            # An ε that could as well be another one has not been seen.
-            other = 2 * eps_value(eps, _F32) or 1e-30
-            left = [c for c in left if not all(self.agrees(c, p, other, pair, t) for p, t in results)]
+            # An ε that could as well be twice or half of it has not been seen.
+            number = eps_value(eps, _F32)
+            for other in (2 * number, number / 2) if number else (1e-30,):
+                left = [c for c in left if not all(self.agrees(c, p, other, pair, t) for p, t in results)]
             if left:
                 return eps, source, left
         if self.weight is not None:
@@ -233,6 +234,8 @@ class Search:
                 raise UnknownNormError(
                     f"{self.weight} scales x before its statistic is taken, which no convention here does"
                 )
+        if not proposals and (unseen := epsilon.unseen(self.module)):
+            raise UnknownNormError(f"{', '.join(unseen)} leaves no trace in any row, so where ε enters cannot be known")
         read = ", ".join(f"{e}" for e, _ in proposals) or "none could be read"
         raise UnknownNormError(
             f"a statistic over axes {self.coverage.axes} divides x, but no formula known here has its float32 bits "
