@@ -69,7 +69,7 @@ def kernel_for(given: Given, spec: NormSpec) -> tuple[str, str]:
     x = split(given.x, dim)
     assert x is not None
     w, b, gate = (split(t, dim) for t in (given.weight, given.bias, given.gate))
-    request = Request(spec, x, given.coverage.split_axes(dim), w, b, None, gate)  # type: ignore[arg-type]
+    request = Request(spec, x, given.coverage.split_axes(dim), w, b, gate=gate)
     decision = registry.choose(request)
     return decision.kernel.name, "; ".join(why for _, why in decision.rejected) or decision.reason
 
