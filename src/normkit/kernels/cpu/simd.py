@@ -24,7 +24,6 @@ from normkit.kernels.cpu.storage import (
     bfloat_to_float,
     constant,
     narrow,
-    pair_of_bfloats,
     widen,
 )
 from normkit.kernels.cpu.tags import intrinsic
@@ -75,31 +74,6 @@ def load(typing: Any, address: Any, tag: Any) -> Any:
         return widen(builder, value, name)
 
     return lanes(types.intp, tag), generate
-
-
-def _pair(high: bool) -> Any:
-    @intrinsic
-    def half(typing: Any, address: Any, tag: Any) -> Any:
-        name = tag.tag
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            if name != "bf16":
-                place = builder.add(args[0], ir.IntType(64)(LANES * BYTES[name])) if high else args[0]
-                value = builder.load(_pointer(builder, place, ir.VectorType(STORED[name], LANES)))
-                value.align = BYTES[name]
-                return widen(builder, value, name)
-            both = builder.load(_pointer(builder, args[0], VI))
-            both.align = BYTES[name]
-            return pair_of_bfloats(builder, both, high)
-
-        return lanes(types.intp, tag), generate
-
-    return half
-
-
-# Thirty-two values in two vectors, for sums: in order, but of bfloat16 first the even and then the odd ones, which one
-# operation each separates where widening in order takes two.
-first_of_pair, second_of_pair = _pair(False), _pair(True)
 
 
 @intrinsic

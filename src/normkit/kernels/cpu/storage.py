@@ -47,13 +47,6 @@ def bfloat_to_float(builder: Any, raw: Any) -> Any:
     return builder.bitcast(builder.shl(wide, constant(VI, 16)), V)
 
 
-def pair_of_bfloats(builder: Any, both: Any, high: bool) -> Any:
-    """Widen every second of thirty-two bfloat16 that were read as sixteen integers."""
-    if high:
-        return builder.bitcast(builder.and_(both, constant(VI, -(1 << 16))), V)
-    return builder.bitcast(builder.shl(both, constant(VI, 16)), V)
-
-
 def widen(builder: Any, raw: Any, tag: str) -> Any:
     """Widen what was read from memory."""
     if tag == "f32":

@@ -1,8 +1,7 @@
 """Statistics of one row in a fixed order, so that a row's bits depend on nothing but the row.
 
 Vector i of sixteen elements goes to accumulator i mod 4; every 4096 elements the four are added to a running vector,
-which keeps a lane's chain of additions short (64 + width / 4096 long). A tail is read as if zeros followed it. Of
-bfloat16, vectors 2i and 2i + 1 are the even and the odd ones of 32 elements (see `first_of_pair`).
+which keeps a lane's chain of additions short (64 + width / 4096 long). A tail is read as if zeros followed it.
 """
 
 # pyright: reportUntypedFunctionDecorator=false
@@ -20,7 +19,6 @@ from normkit.kernels.cpu.simd import (
     add,
     bits_of,
     f32_from_bits,
-    first_of_pair,
     fma,
     inverse_root,
     load,
@@ -29,7 +27,6 @@ from normkit.kernels.cpu.simd import (
     maximum_magnitude,
     mul,
     only,
-    second_of_pair,
     splat,
     sum_lanes,
 )
@@ -75,8 +72,8 @@ def sum_of(x: Any, n: Any, scale: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            p, q = fma(first_of_pair(a, X), k, p), fma(second_of_pair(a, X), k, q)
-            r, s = fma(first_of_pair(b, X), k, r), fma(second_of_pair(b, X), k, s)
+            p, q = fma(load(a, X), k, p), fma(load(a + 16 * e, X), k, q)
+            r, s = fma(load(b, X), k, r), fma(load(b + 16 * e, X), k, s)
             j += 64
         while j < end:
             # The last vectors go where the unrolled loop would have put them.
@@ -96,7 +93,7 @@ def sum_squares(x: Any, n: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            u, v, w, z = first_of_pair(a, X), second_of_pair(a, X), first_of_pair(b, X), second_of_pair(b, X)
+            u, v, w, z = load(a, X), load(a + 16 * e, X), load(b, X), load(b + 16 * e, X)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             j += 64
         while j < end:
@@ -133,8 +130,8 @@ def sums_about(x: Any, n: Any, mean: Any, scale: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            u, v = fma(first_of_pair(a, X), k, c), fma(second_of_pair(a, X), k, c)
-            w, z = fma(first_of_pair(b, X), k, c), fma(second_of_pair(b, X), k, c)
+            u, v = fma(load(a, X), k, c), fma(load(a + 16 * e, X), k, c)
+            w, z = fma(load(b, X), k, c), fma(load(b + 16 * e, X), k, c)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             f, g, h, i = add(f, u), add(g, v), add(h, w), add(i, z)
             j += 64
