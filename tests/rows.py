@@ -20,12 +20,26 @@ The bound, to first order, with u the unit roundoff of the statistics:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def always(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
+    """Return the cases for `pytest.mark.parametrize`: those chosen run always, the others with the slow tests.
+
+    Every dtype and convention is a kernel of its own, and compiling one takes two seconds of a fresh machine.
+    """
+    return [
+        pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=[] if chosen(c) else [pytest.mark.slow])
+        for c in cases
+    ]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

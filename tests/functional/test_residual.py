@@ -9,13 +9,16 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import normkit as nk
-from rows import FLOATS, randn
+from rows import FLOATS, always, randn
 
 PAIRS = {"layer": (nk.add_layer_norm, nk.layer_norm), "rms": (nk.add_rms_norm, nk.rms_norm)}
 Adding = Callable[..., tuple[Tensor, Tensor]]
 
 
-@pytest.mark.parametrize(("x_dtype", "r_dtype"), list(product(FLOATS, FLOATS)))
+ALWAYS = [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float16)]
+
+
+@pytest.mark.parametrize(("x_dtype", "r_dtype"), always(product(FLOATS, FLOATS), ALWAYS.__contains__))
 @pytest.mark.parametrize("kind", PAIRS)
 def test_bits_are_those_of_a_separate_add_and_norm(kind: str, x_dtype: torch.dtype, r_dtype: torch.dtype):
     add, norm = PAIRS[kind]

@@ -65,7 +65,8 @@ def test_batch_norm_exported_for_training_moves_its_buffers():
     eager, before = copy.deepcopy(norm), norm.running_mean.clone()
     program = exported(norm, (randn(5, 3, 12, seed=1),))
     trained = program.module()
-    assert torch.equal(trained(x), eager(x))
+    with nk.use("reference"):  # whose order of sums an exported graph has
+        assert torch.equal(trained(x), eager(x))
     for name, buffer in trained.named_buffers():
         assert torch.equal(buffer, eager.get_buffer(name)), name
     assert not torch.equal(eager.running_mean, before)

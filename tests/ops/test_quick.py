@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
@@ -105,3 +108,48 @@ def test_modules_take_it_and_still_check_the_width(kind):
 class Doubled(torch.nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return 2 * weight
+
+
+@pytest.mark.parametrize("kind", [nk.LayerNorm, nk.RMSNorm])
+def test_what_a_module_remembers_ends_when_its_parameters_change(kind):
+    x = randn(3, 16)
+    norm, function = kind(16), nk.layer_norm if kind is nk.LayerNorm else nk.rms_norm
+
+    def check() -> None:
+        for _ in range(2):
+            with nk.use("cpu"):
+                expected = function(x, norm.weight, norm.bias, eps=norm.eps)
+            y = norm(x)
+            assert y.dtype == expected.dtype
+            assert torch.equal(y, expected)
+
+    with torch.no_grad():
+        norm(x)
+        assert norm._known is not None
+        norm.weight.copy_(randn(16, seed=1))  # in place: nothing to forget
+        check()
+        norm.weight.data = randn(16, seed=2)
+        check()
+        norm.weight.data = norm.weight.data.bfloat16()
+        check()
+        norm.weight = torch.nn.Parameter(randn(16, seed=3))
+        check()
+        norm.eps = 0.5
+        check()
+        if norm.bias is not None:
+            norm.bias.data = randn(16, seed=4)
+            check()
+        norm.weight.data = norm.weight.data[:8]  # the same memory, fewer elements
+        with pytest.raises(ValueError, match="weight"):
+            norm(x)
+
+
+def test_what_a_module_remembers_stays_with_it():
+    norm = nk.RMSNorm(16)
+    x = randn(3, 16)
+    with torch.no_grad():
+        norm(x)
+        for copied in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+            assert "_known" not in vars(copied)
+            copied.weight.fill_(2.0)
+            assert torch.equal(copied(x), 2 * norm(x))

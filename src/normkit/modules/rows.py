@@ -9,7 +9,6 @@ from normkit import functional as F
 from normkit.checks import Eps, check_eps
 from normkit.conventions import SCALE_NORM, TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.modules.parameters import Affine, check_last, check_width
-from normkit.ops.rows import quick
 from normkit.spec import NormSpec
 
 
@@ -54,7 +53,7 @@ class LayerNorm(Affine):
         """Normalise the last axis of x (…, dim)."""
         weight, bias = self.held()
         if weight is not None:  # which no row of another width can pass
-            y = quick(x, weight, bias, self.eps, self.spec)
+            y = self.quickly(x, weight, bias)
             if y is not None:
                 return y
         check_last(x, self.dim, "LayerNorm")
@@ -109,7 +108,7 @@ class RMSNorm(Affine):
         """Normalise the last axis of x (…, dim)."""
         weight, bias = self.held()
         if weight is not None:  # which no row of another width can pass
-            y = quick(x, weight, bias, self.eps, self.spec)
+            y = self.quickly(x, weight, bias)
             if y is not None:
                 return y
         check_last(x, self.dim, "RMSNorm")

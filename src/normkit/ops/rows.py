@@ -13,7 +13,7 @@ from normkit.kernels.contract import Request
 from normkit.kernels.cpu import pool as pool  # at import: it notes the process, and a fork may come before a kernel
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import result_dtype
-from normkit.ops.outputs import may_write
+from normkit.ops.outputs import may_fill, may_write
 from normkit.ops.through import through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
 from normkit.spec import NormSpec
@@ -87,11 +87,55 @@ def quick(
     dtype = result_dtype(spec, *key[1:])
     if not plain(out) or out.dtype != dtype or out.shape != x.shape or not out.is_contiguous():
         return None
-    if (out.requires_grad and torch.is_grad_enabled()) or not may_write(out, x, weight, bias):
+    if (out.requires_grad and torch.is_grad_enabled()) or not may_fill(out, x, weight, bias):
         return None
     run(x, weight, bias, eps, out, False)
     increment_version(out)  # a backward that saved the old values must notice
     return out
+
+
+class Known:
+    """What `quick` has found out about the parameters of a module and the dtype it is called with."""
+
+    __slots__ = (
+        *("bias", "bias_at", "bias_dtype", "dtype", "eps", "run"),
+        *("spec", "weight", "weight_at", "weight_dtype", "width"),
+    )
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: NormSpec, run: Any) -> None:
+        self.dtype, self.width, self.eps, self.spec, self.run = x.dtype, x.shape[-1], eps, spec, run
+        self.weight, self.weight_at, self.weight_dtype = weight, weight.data_ptr(), weight.dtype
+        self.bias, self.bias_at, self.bias_dtype = bias, 0, None
+        if bias is not None:
+            self.bias_at, self.bias_dtype = bias.data_ptr(), bias.dtype
+
+
+def known(x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: NormSpec) -> Known | None:
+    """Return what there is to remember after `quick` has answered."""
+    found = _quick.get((spec, x.dtype, weight.dtype, None if bias is None else bias.dtype))
+    return None if found is None else Known(x, weight, bias, eps, spec, found[1])
+
+
+def recall(x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: NormSpec, known: Known) -> Tensor | None:
+    """As `quick` where nothing looks inside operators, without gradients, of parameters that it has answered for.
+
+    They are trusted while they are the same objects with the same memory, dtype and size. Asking again would take 1 µs
+    of the 6.8 that a LayerNorm of 1 × 4096 takes (`python benchmarks/launch.py`).
+    """
+    if weight is not known.weight or bias is not known.bias or eps is not known.eps or spec is not known.spec:
+        return None
+    if torch.is_grad_enabled() or registry.backend() != "auto" or not plain(x) or x.dtype is not known.dtype:
+        return None
+    width = known.width
+    if not x.is_contiguous() or not x.dim() or x.shape[-1] != width:
+        return None
+    if weight.data_ptr() != known.weight_at or weight.numel() != width or weight.dtype is not known.weight_dtype:
+        return None
+    if bias is not None and (
+        bias.data_ptr() != known.bias_at or bias.numel() != width or bias.dtype is not known.bias_dtype
+    ):
+        return None
+    return known.run(x, weight, bias, eps, None, False)[0]  # type: ignore[no-any-return]
 
 
 _quick: dict[Any, Any] = {}

@@ -44,7 +44,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, torch.dtype], Any]
     def carry(name: str, make: Callable[[], Any]) -> int:
         raise Found(make())
 
-    monkeypatch.setattr(rows, "address_of", carry)
+    monkeypatch.setattr(rows, "addresses_of", carry)
     monkeypatch.setattr(rows, "_codes", {})
 
     def get(kernel: str, dtype: torch.dtype) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from normkit.kernels.cpu.objects import address_of
+from normkit.kernels.cpu.objects import addresses_of
 
 # The maxima over every float32 between 2^-27 and 110 of both signs are 3.345, 2.402, 0.987 and 4.667, 4.981.
 ULPS = {"silu": 3.35, "sigmoid": 2.41, "exp": 0.99}
@@ -46,7 +46,7 @@ def kernel(what: str, activation: str) -> Callable[[Tensor], Tensor]:
 
         return run
 
-    call = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address_of(f"test {what} {activation}", make))
+    call = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(addresses_of(f"test {what} {activation}", make)[0])
 
     def on_array(x: Tensor) -> Tensor:
         y = torch.full_like(x, torch.nan)

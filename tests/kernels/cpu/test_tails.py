@@ -46,7 +46,7 @@ def copier(tag: Tag) -> Callable[[int, int, int, int], None]:
             store(word(q, 3), value, tag)
             c -= 1
 
-    address = objects._load(compile_kernel(kernel), f"copy {tag.name} {simd.masked_moves(tag.name)} {id(kernel)}")
+    address, _ = objects._load(compile_kernel(kernel), f"copy {tag.name} {simd.masked_moves(tag.name)} {id(kernel)}")
     run: Any = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
 
     def copy(source: int, target: int, count: int, whole: int) -> None:
