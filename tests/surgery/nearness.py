@@ -30,7 +30,7 @@ from normkit.surgery.folding.wide import Float64Throughout
 
 SEQUENCES, STEPS, RATE = 16, 20, 0.01
 ALLOWED = 1.1
-DRAWS = (4, 8, 16, 32)  # of inputs, until it is decided
+DRAWS = (4, 8, 16)  # of inputs, until it is decided
 WHAT = ("logits", "gradients", "losses")
 
 
