@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normkit import functional as F
 from normkit.checks import Eps, eps_value
-from normkit.conventions import TORCH_LAYER_NORM
+from normkit.conventions import OLMO, TORCH_LAYER_NORM
 from normkit.ops import positions
 from normkit.ops import rows as ops
 from normkit.spec import NormSpec
@@ -180,7 +180,9 @@ def over_positions(x: Tensor, spec: NormSpec, coverage: Coverage, eps: Eps) -> p
     dim = x.dim()
     channel = coverage.channel_axis % dim
     axes = {a % dim for a in coverage.axes}
-    if spec != TORCH_LAYER_NORM or dim < 3 or channel == 0 or coverage.groups == 1 or axes != set(range(1, dim)):
+    if spec not in (TORCH_LAYER_NORM, OLMO):  # the latter is the former without weight and bias
+        return None
+    if dim < 3 or channel == 0 or coverage.groups == 1 or axes != set(range(1, dim)):
         return None
     return positions.Statistic(channel, coverage.groups, per_sample=True, eps=eps_value(eps, x.dtype))
 
