@@ -4,6 +4,8 @@ Three models share their random weights: the model as transformers runs it, the 
 their input, which shows what share of the time norms take at all. Every round times all three in an order drawn anew;
 ratios are taken within a round, and their median is shown with the least and the largest.
 
+Minutes of work: a training step takes seconds. On a busy machine only the spread says anything.
+
     python benchmarks/swapped_llama.py [THREADS] [ROUNDS]
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -64,7 +67,7 @@ def decode(model: nn.Module, tokens: Tensor) -> Callable[[], object]:
     def call() -> object:
         with torch.no_grad():
             out = model(one, past_key_values=cache, use_cache=True).logits
-        cache.crop(TOKENS)
+        cache.crop(-1)
         return out
 
     return call
@@ -90,6 +93,7 @@ def shown(values: list[float]) -> str:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", FutureWarning)  # transformers is renaming past_key_values
     given = [int(argument) for argument in sys.argv[1:]]
     torch.set_num_threads(given[0] if given else torch.get_num_threads())
     rounds = given[1] if len(given) > 1 else 5

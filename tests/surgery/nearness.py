@@ -113,13 +113,16 @@ def _trained(model: nn.Module) -> nn.Module:
 def _inputs(model: nn.Module, seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
 
+    given = next(examples(model))
+    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    text = not any(t.is_floating_point() for t in tensors)
+
     def drawn(t: Tensor) -> Tensor:
-        shape = (SEQUENCES if t.dim() == 2 else t.shape[0], *t.shape[1:])
+        shape = (SEQUENCES if text else t.shape[0], *t.shape[1:])
         if t.is_floating_point():
             return torch.randn(shape, generator=generator).to(t.dtype)
         return torch.randint(3, 60, shape, generator=generator)
 
-    given = next(examples(model))
     return {name: drawn(value) if isinstance(value, Tensor) else value for name, value in given.items()}
 
 
