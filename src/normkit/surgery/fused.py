@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from normkit import functional as F
 from normkit.checks import Eps, eps_value
+from normkit.conventions import OLMO, TORCH_LAYER_NORM
+from normkit.ops import positions
 from normkit.ops import rows as ops
 from normkit.spec import NormSpec
 from normkit.surgery.candidates import Coverage, aligned
@@ -157,6 +159,9 @@ def normalized(
         return F.gated_rms_norm(x, gate, weight, group_size=size, eps=plan.eps, spec=spec)
     w, b, split = aligned(weight, x, coverage), aligned(bias, x, coverage), coverage.split
     dim = x.dim()
+    statistic = over_positions(x, spec, coverage, plan.eps)
+    if statistic is not None:
+        return positions.normalize(x, w, b, statistic)[0]
     divided = split(x, dim)
     assert divided is not None
     y = ops.normalize(
@@ -168,6 +173,18 @@ def normalized(
         eps=eps_value(plan.eps, x.dtype),
     )
     return coverage.joined(y)
+
+
+def over_positions(x: Tensor, spec: NormSpec, coverage: Coverage, eps: Eps) -> positions.Statistic | None:
+    """Return the statistic of a group norm, which the kernels over positions take; None for every other norm."""
+    dim = x.dim()
+    channel = coverage.channel_axis % dim
+    axes = {a % dim for a in coverage.axes}
+    if spec not in (TORCH_LAYER_NORM, OLMO):  # the latter is the former without weight and bias
+        return None
+    if dim < 3 or channel == 0 or coverage.groups == 1 or axes != set(range(1, dim)):
+        return None
+    return positions.Statistic(channel, coverage.groups, per_sample=True, eps=eps_value(eps, x.dtype))
 
 
 def _fits(p: Tensor, x: Tensor) -> bool:

@@ -28,11 +28,12 @@ from normkit.kernels import registry
 from normkit.kernels.contract import Request
 from normkit.kernels.reference import activate
 from normkit.kernels.rounding import HALVES
+from normkit.ops import positions
 from normkit.spec import NormSpec
 from normkit.surgery.accuracy import as_rows, right
 from normkit.surgery.candidates import Coverage, Given, aligned
 from normkit.surgery.findings import DtypePair, Identified, short
-from normkit.surgery.fused import Plan, normalized
+from normkit.surgery.fused import Plan, normalized, over_positions
 from normkit.surgery.probes import normal, uniform
 from normkit.surgery.stand_in import NotRunError, StandIn
 from normkit.testing import truth
@@ -70,6 +71,9 @@ def kernel_for(given: Given, spec: NormSpec) -> tuple[str, str]:
     assert x is not None
     w, b, gate = (split(t, dim) for t in (given.weight, given.bias, given.gate))
     request = Request(spec, x, given.coverage.split_axes(dim), w, b, gate=gate)
+    statistic = over_positions(given.x, spec, given.coverage, given.eps) if gate is None else None
+    if statistic is not None:
+        request = positions.request_of(given.x, given.weight, given.bias, statistic)
     decision = registry.choose(request)
     return decision.kernel.name, "; ".join(why for _, why in decision.rejected) or decision.reason
 

@@ -125,6 +125,8 @@ def _compiled(model: nn.Module) -> bool:
 
 
 def _looks_like_a_norm(name: str, module: nn.Module) -> bool:
+    if type(module).forward is nn.Module.forward:
+        return False  # a list or dict of modules: it computes nothing, whatever it is called
     last = name.rpartition(".")[2].lower()
     return "norm" in type(module).__name__.lower() or "norm" in last or bool(re.search(r"(^|_)ln(_|\d|$)", last))
 
