@@ -11,7 +11,7 @@ lab: $(READY)
 	$(BIN)/normkit lab run --quick --out $(OUT)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -104,7 +104,8 @@ def test_an_error_is_recorded_as_far_as_it_went() -> None:
 
 
 def test_no_hook_stays() -> None:
-    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_always_called")
+    kinds = ("", "_always_called", "_with_kwargs")
+    hooks = ("_global_forward_pre_hooks", *(f"_global_forward_hooks{kind}" for kind in kinds))
     before = [len(getattr(torch_module, name)) for name in hooks]
     ran(lambda _, x: x.exp())
     record(nn.Linear(3, 4), (torch.randn(2, 9),), {})

@@ -120,6 +120,9 @@ class Flow:
         return {node.name for node in self.nodes if node.op in ("parameter", "buffer")}
 
 
+_with_keywords: dict[int, bool] = vars(torch.nn.modules.module)["_global_forward_hooks_with_kwargs"]
+
+
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
     """Run ``model(*args, **kwargs)`` once without gradients and return what happened.
 
@@ -161,6 +164,8 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> F
     finally:
         for hook in hooks:
             hook.remove()
+            # PyTorch 2.13 leaves this entry behind, and torch.compile then warns of global hooks for ever.
+            _with_keywords.pop(hook.id, None)
     return flow
 
 
