@@ -11,7 +11,8 @@ lab: $(READY)
 	$(BIN)/normkit lab run --quick --out $(OUT)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	# Two workers with two threads each on two cores: threads that wait must not spin.
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

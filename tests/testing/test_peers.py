@@ -33,6 +33,7 @@ def test_layer_norm_in_float32():
     assert set(found.failed) == OVERFLOW | PLAIN_TWO_PASS, found.report()
 
 
+@pytest.mark.slow
 def test_layer_norm_in_halves_loses_digits_in_the_backward():
     x = torch.randn(2, 4, dtype=torch.bfloat16)
     _, mean, rstd = torch.native_layer_norm(x, (4,), None, None, 1e-5)

@@ -63,12 +63,12 @@ def test_many_rows_add_up_in_partials(rows: int):
     ("spec", "x_dtype", "w_dtype"),
     [
         (nk.LLAMA, BF, BF),
-        (nk.LLAMA, HF, F),
+        pytest.param(nk.LLAMA, HF, F, marks=pytest.mark.slow),
         (nk.T5, F, BF),
         (nk.GEMMA, BF, F),
-        (nk.MUSE_SPARK, F, BF),
-        (nk.NEMOTRON, BF, BF),
-        (nk.TORCH_LAYER_NORM, HF, BF),
+        pytest.param(nk.MUSE_SPARK, F, BF, marks=pytest.mark.slow),
+        pytest.param(nk.NEMOTRON, BF, BF, marks=pytest.mark.slow),
+        pytest.param(nk.TORCH_LAYER_NORM, HF, BF, marks=pytest.mark.slow),
     ],
     ids=["llama", "llama, mixed", "t5", "gemma", "muse", "nemotron", "layer, mixed"],
 )

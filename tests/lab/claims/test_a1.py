@@ -41,6 +41,7 @@ def test_tolerance_is_the_sampling_of_one_layer():
     assert 2 * tolerance("relu") < math.log(1.2)  # even doubled, no gain is not a gain of 1.2
 
 
+@pytest.mark.slow
 def test_fails_when_a_slope_is_off(measure_study, judge_claim, altered):
     wrong = altered(measure_study(STUDY, SETTINGS), "backward/1.2", lambda v: v + 0.15 if isinstance(v, float) else v)
     assert judge_claim(CLAIMS[0], CLAIMS[0].plays, wrong).verdict is Verdict.FAILS

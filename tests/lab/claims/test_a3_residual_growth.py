@@ -53,6 +53,7 @@ def measure() -> list[Measurement]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 def test_the_control_flips_what_is_measured(claim: Claim, measured, judge_claim):
     # One network a seed does not settle it at half tolerance; the run uses four.
@@ -85,6 +86,7 @@ def test_a4_asks_for_shares_that_fall(power, verdict, judge_claim):
     assert judge_claim(A4, A4.plays, invented(power)).verdict == verdict
 
 
+@pytest.mark.slow
 def test_the_recorded_stream_is_the_networks(measured):
     """Increments of a Pre-Norm block are differences of its stream."""
     corpus, draws = load_corpus(), Draws(f"{STUDY.id}/network-0", "pre/k-1", 0)
@@ -115,6 +117,7 @@ def test_the_increment_law_against_random_matrices(k):
     assert float(added.square().mean()) == pytest.approx(increment_law(k), rel=(2 / d + 5 / (k * d)) ** 0.5)
 
 
+@pytest.mark.slow
 def test_summaries_and_figures_speak_of_the_numbers(measured, told):
     from normkit.lab.claim import Evidence
 

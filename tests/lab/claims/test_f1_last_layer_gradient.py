@@ -41,6 +41,7 @@ def measured() -> list[Measurement]:
     ]
 
 
+@pytest.mark.slow
 def test_the_control_flips_what_is_measured(measured, judge_claim):
     # Two networks a seed and three seeds do not settle it at half tolerance; the run uses five of four.
     verdict = judge_claim(F1, F1.plays, measured).given

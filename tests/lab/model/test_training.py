@@ -46,6 +46,7 @@ def test_a_run_is_the_same_bits_twice_whatever_arm_and_process_state(corpus):
     assert a.curve != train(TINY, schedule, corpus, draws("one", seed=1)).curve
 
 
+@pytest.mark.slow
 def test_a_network_that_learns_the_order_of_bytes_has_trained(corpus):
     run = train(TINY, Schedule(1e-2, steps=60), corpus, draws())
     assert run.outcome == "trained"
@@ -74,6 +75,7 @@ def test_divergence_is_recorded_and_raises_nothing(corpus, steps):
     assert all(map(math.isfinite, run.curve + run.excess))
 
 
+@pytest.mark.slow
 def test_training_loss_decides_nothing(corpus):
     """Held-out text without order cannot be learnt, however well training goes."""
     noise = torch.randint(0, 8, (40_000,), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
