@@ -153,3 +153,25 @@ def test_what_a_module_remembers_stays_with_it():
             assert "_known" not in vars(copied)
             copied.weight.fill_(2.0)
             assert torch.equal(copied(x), 2 * norm(x))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_the_default_dtype_of_the_caller_reaches_no_kernel(default: torch.dtype):
+    """A partial of another dtype would be read, and written past its end, as float32."""
+    inputs = [t.requires_grad_() for t in (randn(70, 40), randn(70, 40, seed=1), randn(40, seed=2), randn(40, seed=3))]
+    x, residual, w, b = inputs
+    dy = randn(70, 40, seed=4)
+
+    def gradients() -> list[Tensor]:
+        y, s = nk.add_layer_norm(x, residual, w, b, eps=1e-5)
+        gated = nk.gated_rms_norm(x, residual, w, group_size=20)
+        batch = nk.batch_norm(x.view(2, 35, 40), None, None, w, b, training=True).view_as(y)
+        return list(torch.autograd.grad(nk.rms_norm(x, w, b, eps=1e-5) + y + s + gated + batch, inputs, dy))
+
+    expected, before = gradients(), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = gradients()
+    finally:
+        torch.set_default_dtype(before)
+    assert all(map(torch.equal, found, expected))

@@ -144,8 +144,8 @@ def backward(
     else:
         rows = elements // width
         piece, parts = launch.pieces(rows)
-        dw = torch.zeros(parts * width) if wanted[1] else None
-        db = torch.zeros(parts * width) if wanted[2] else None
+        dw = torch.zeros(parts, width, dtype=torch.float32) if wanted[1] else None
+        db = torch.zeros(parts, width, dtype=torch.float32) if wanted[2] else None
         trampoline(_BACKWARD)(
             code.short,
             rows,
@@ -160,16 +160,11 @@ def backward(
             0 if dx is None else dx.data_ptr(),
             0 if extra is None else extra.data_ptr(),
         )
-    return dx, _folded(dw, weight, width), _folded(db, bias, width)
+    return (
+        dx,
+        None if dw is None or weight is None else launch.folded(dw, weight, (width,)),
+        None if db is None or bias is None else launch.folded(db, bias, (width,)),
+    )
 
 
 _backwards: dict[object, launch.Code] = {}
-
-
-def _folded(parts: Tensor | None, p: Tensor | None, width: int) -> Tensor | None:
-    if parts is None or p is None:
-        return None
-    if parts.numel() == width and p.dtype == torch.float32:
-        return parts if parts.shape == p.shape else parts.view(p.shape)
-    gradient = launch.fold(parts.view(-1, width), p.dtype)
-    return gradient if gradient.shape == p.shape else gradient.view(p.shape)
