@@ -55,13 +55,13 @@ def cannot() -> str | None:
     return None
 
 
-def check_surrounding(*, gated: bool = False, masked: bool = False) -> None:
+def check_surrounding(*, gated: bool = False) -> None:
     """Raise where a registered operator would be wrong, or has no kernel to call.
 
     Raises:
         ValueError: with the reason.
     """
-    why = "masks and gates have no registered operator" if gated or masked else cannot()
+    why = "gated norms have no registered operator" if gated else cannot()
     if why is not None:
         raise not_invariant(why)
 
@@ -74,14 +74,13 @@ def normalize(
     *,
     axes: tuple[int, ...],
     eps: float,
-    mask: Tensor | None = None,
 ) -> Tensor:
     """Call the fused norm as an operator; arguments as `normkit.kernels.reference.normalize` takes them.
 
     Raises:
         ValueError: with the reason, where no kernel or no registered operator can compute this.
     """
-    check_surrounding(masked=mask is not None)
+    check_surrounding()
     return torch.ops.normkit.row_norm(x, weight, bias, spec.code, axes, eps)  # type: ignore[no-any-return]
 
 

@@ -27,12 +27,11 @@ def normalize(
     *,
     axes: tuple[int, ...],
     eps: float,
-    mask: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute ``spec`` on x by the best way there is; arguments as `normkit.kernels.reference.normalize` takes them."""
     if not watched():
-        request = Request(spec, x, axes, weight, bias, masked=mask is not None)
+        request = Request(spec, x, axes, weight, bias)
         kernel = choose(request, x, weight, bias, out)
         if kernel is not REFERENCE:
             if needs_grad(x, weight, bias):
@@ -47,9 +46,9 @@ def normalize(
     elif registry.batch_invariant():
         from normkit.ops import opaque  # registers the operators
 
-        y = opaque.normalize(x, spec, weight, bias, axes=axes, eps=eps, mask=mask)
+        y = opaque.normalize(x, spec, weight, bias, axes=axes, eps=eps)
         return y if out is None else out.copy_(y)
-    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps, mask=mask)
+    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps)
     return y if out is None else out.copy_(y)
 
 

@@ -273,7 +273,7 @@ def forward(
 def _as_moments(moments: Tensor, scales: Tensor, plan: Plan) -> Moments:
     """Return them without an axis of segments where all samples share one."""
     mean, remainder, square = moments.unbind(1)
-    count = plan.valid.chunks.sizes.unsqueeze(1).expand_as(mean)
+    count = plan.valid.chunks.sizes.unsqueeze(1).expand_as(mean).clone()  # the sizes are kept for other calls
     if bool((scales != 1).any()):  # in float64, which holds the squares that float32 could not
         mean, remainder, square = mean.double() / scales, remainder.double() / scales, square / scales.double() ** 2
     found = (count, mean, square, remainder)
