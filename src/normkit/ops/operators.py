@@ -1,6 +1,7 @@
 """What the registered operators of `normkit.ops.opaque` compute, and what a compiler is told of their results.
 
-Shapes and dtypes alone answer a compiler; rows without elements are answered by them, too.
+Shapes and dtypes alone answer a compiler; rows without elements are answered by them, too. ``row`` stands for
+six arguments, which PyTorch hands over in the order of the schemas: (x, weight, bias, spec, axes, eps).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from normkit.kernels import registry
 from normkit.kernels.contract import Kernel, Request
+from normkit.kernels.cpu.rows import kept_of_row
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
@@ -30,16 +32,14 @@ def _kernel(request: Request) -> Kernel | None:
     return None if kernel is REFERENCE else kernel
 
 
-def row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float) -> Tensor:
+def row_norm(*row: Any) -> Tensor:
     """Return y."""
-    return _forward(x, weight, bias, spec, axes, eps, keep=False)[0]
+    return _forward(*row, keep=False)[0]
 
 
-def row_norm_keep(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
-) -> tuple[Tensor, Tensor]:
+def row_norm_keep(*row: Any) -> tuple[Tensor, Tensor]:
     """Return y and the row statistics that a backward wants."""
-    return _forward(x, weight, bias, spec, axes, eps, keep=True)
+    return _forward(*row, keep=True)
 
 
 def _forward(
@@ -52,34 +52,14 @@ def _forward(
     return y, statistics
 
 
-def add_norm(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def add_norm(residual: Tensor, alpha: float, beta: float, *row: Any) -> tuple[Tensor, Tensor]:
     """Return y and the sum."""
-    return _add_forward(residual, alpha, beta, x, weight, bias, spec, axes, eps, keep=False)[:2]
+    return _add_forward(residual, alpha, beta, *row, keep=False)[:2]
 
 
-def add_norm_keep(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def add_norm_keep(residual: Tensor, alpha: float, beta: float, *row: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, the sum and its row statistics."""
-    return _add_forward(residual, alpha, beta, x, weight, bias, spec, axes, eps, keep=True)
+    return _add_forward(residual, alpha, beta, *row, keep=True)
 
 
 def _add_forward(
@@ -132,46 +112,25 @@ def shape_row_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
 ) -> Tensor:
     """Return room for y."""
-    return x.new_empty(x.shape, dtype=_result(spec, x.dtype, weight, bias))
+    w, b = (None if p is None else p.dtype for p in (weight, bias))
+    return x.new_empty(x.shape, dtype=result_dtype(_spec(spec), x.dtype, w, b))
 
 
-def shapes_keep(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
-) -> tuple[Tensor, Tensor]:
+def shapes_keep(*row: Any) -> tuple[Tensor, Tensor]:
     """Return room for y and the row statistics."""
-    return shape_row_norm(x, weight, bias, spec, axes, eps), _statistics(x, spec, axes)
+    return shape_row_norm(*row), _statistics(*row)
 
 
-def shapes_add(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def shapes_add(residual: Tensor, alpha: float, beta: float, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Return room for y and the sum."""
     stream = torch.promote_types(x.dtype, residual.dtype)
-    return shape_row_norm(x, weight, bias, spec, axes, eps), x.new_empty(x.shape, dtype=stream)
+    return shape_row_norm(x, *rest), x.new_empty(x.shape, dtype=stream)
 
 
-def shapes_add_keep(
-    residual: Tensor,
-    alpha: float,
-    beta: float,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    spec: str,
-    axes: list[int],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def shapes_add_keep(residual: Tensor, alpha: float, beta: float, *row: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return room for y, the sum and its row statistics."""
-    y, s = shapes_add(residual, alpha, beta, x, weight, bias, spec, axes, eps)
-    return y, s, _statistics(x, spec, axes)
+    y, s = shapes_add(residual, alpha, beta, *row)
+    return y, s, _statistics(*row)
 
 
 def shapes_backward(
@@ -193,13 +152,10 @@ def shapes_backward(
     )
 
 
-def _result(spec: str, target: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
-    w, b = (None if p is None else p.dtype for p in (weight, bias))
-    return result_dtype(_spec(spec), target, w, b)
-
-
-def _statistics(x: Tensor, spec: str, axes: list[int]) -> Tensor:
+def _statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: str, axes: list[int], eps: float
+) -> Tensor:
     rows: Any = 1  # a number or a symbol
     for d in range(x.dim()):
         rows = rows * (1 if d in axes else x.shape[d])
-    return x.new_empty((rows, 4 if _spec(spec).centered else 2), dtype=torch.float32)
+    return x.new_empty((rows, kept_of_row(_spec(spec))), dtype=torch.float32)

@@ -225,13 +225,15 @@ DW, DB = 5, 6
 
 
 def backward_kernel(t: GradTags) -> Any:
-    """Return the entry point for these tags. A piece of rows is a partial, whoever computes it."""
+    """Return the entry point for these tags."""
     one_row = packed_gradient_row if t.packed.name == "yes" else plain_gradient_row
     kept = 16 if t.centered.name == "yes" else 8
 
     @jit
-    def some_rows(q: Any, low: Any, high: Any, dw: Any, db: Any, scratch: Any) -> Any:
+    def some_rows(q: Any, low: Any, high: Any, number: Any, scratch: Any) -> Any:
         d1, d2, stats, i = word(q, D1), word(q, D2), word(q, STATS), low
+        part = number * word(q, WIDTH) * 4
+        dw, db = word(q, DW) + part, word(q, DB) + part
         while i < high:
             i2 = i % d2
             i1, i0 = i // d2 % d1, i // d2 // d1
@@ -246,22 +248,31 @@ def backward_kernel(t: GradTags) -> Any:
                 e += along(q, 4)
                 i += 1
 
+    return with_short_block(in_partials(some_rows, SLOTS_EACH), _short_words(t))
+
+
+def in_partials(some_rows: Any, slots: int) -> Any:
+    """Return the entry point of ``some_rows(q, low, high, number, scratch)``: piece after piece, numbered.
+
+    A piece of rows is a partial of that number, whoever computes it: one thread all, or with a counter each thread
+    pieces until none is left. ``slots`` rows of scratch are a thread's own.
+    """
+
     def kernel(q):  # type: ignore[no-untyped-def]
-        rows, counter, piece, n = word(q, ROWS), word(q, COUNTER), word(q, PIECE), word(q, WIDTH)
-        dw, db, scratch, number = word(q, DW), word(q, DB), word(q, SCRATCH), 0
+        rows, counter, piece = word(q, ROWS), word(q, COUNTER), word(q, PIECE)
+        scratch, number = word(q, SCRATCH), 0
         if counter != 0:
-            scratch += take(counter + 8) * SLOTS_EACH * word(q, SLOT)
+            scratch += take(counter + 8) * slots * word(q, SLOT)
         while True:
             if counter != 0:
                 number = take(counter)
             low = number * piece
             if low >= rows:
                 return
-            part = number * n * 4
-            some_rows(q, low, min(low + piece, rows), dw + part, db + part, scratch)
+            some_rows(q, low, min(low + piece, rows), number, scratch)
             number += 1
 
-    return with_short_block(kernel, _short_words(t))
+    return kernel
 
 
 def _short_words(t: GradTags) -> list[Word]:

@@ -276,7 +276,7 @@ _ROWS = {("no", "no"): plain_row, ("yes", "no"): added_row, ("no", "yes"): packe
 
 
 def forward_kernel(t: RowTags) -> Any:
-    """Return the entry point for these tags: all rows, or with a counter pieces of them until none is left."""
+    """Return the entry point for these tags."""
     one_row = _ROWS[t.added.name, t.packed.name]
     kept = 16 if t.centered.name == "yes" else 8
 
@@ -301,20 +301,29 @@ def forward_kernel(t: RowTags) -> Any:
                 r += along(q, 5)
                 i += 1
 
+    return with_short_block(in_pieces(some_rows, SLOTS_EACH), _short_words(t))
+
+
+def in_pieces(some_rows: Any, slots: int) -> Any:
+    """Return the entry point of ``some_rows(q, low, high, scratch)``: all rows, or with a counter pieces of them.
+
+    A thread takes pieces until none is left; ``slots`` rows of scratch are its own.
+    """
+
     def kernel(q):  # type: ignore[no-untyped-def]
         rows, counter, scratch = word(q, ROWS), word(q, COUNTER), word(q, SCRATCH)
         if counter == 0:
             some_rows(q, 0, rows, scratch)
             return
         piece = word(q, PIECE)
-        scratch += take(counter + 8) * SLOTS_EACH * word(q, SLOT)
+        scratch += take(counter + 8) * slots * word(q, SLOT)
         while True:
             low = take(counter) * piece
             if low >= rows:
                 return
             some_rows(q, low, min(low + piece, rows), scratch)
 
-    return with_short_block(kernel, _short_words(t))
+    return kernel
 
 
 def _short_words(t: RowTags) -> list[Word]:

@@ -11,25 +11,22 @@ from typing import Any, NamedTuple
 
 from normkit.kernels.cpu.exponential import activated
 from normkit.kernels.cpu.forward import (
-    COUNTER,
     D1,
     D2,
     EPS,
-    PIECE,
-    ROWS,
-    SCRATCH,
     SLOT,
     STATS,
     WIDTH,
     along,
     finish,
     gathered,
+    in_pieces,
     place,
     room_for,
     scattered,
     value_of,
 )
-from normkit.kernels.cpu.simd import f64_word, mul, put_f32, rounded, splat, store, store_some, take, word
+from normkit.kernels.cpu.simd import f64_word, mul, put_f32, rounded, splat, store, store_some, word
 from normkit.kernels.cpu.sums import f4, jit, load_upto, rms_statistics
 from normkit.kernels.cpu.tags import Tag, on, size
 
@@ -135,7 +132,7 @@ def before_row(x: Any, w: Any, g: Any, y: Any, stats: Any, n: Any, eps: Any, scr
 
 
 def gated_kernel(t: GatedTags) -> Any:
-    """Return the entry point for these tags: all rows, or with a counter pieces of them until none is left."""
+    """Return the entry point for these tags."""
     row = before_row if t.before.name == "yes" else after_row
     kept = 12 if t.before.name == "yes" else 8
 
@@ -179,17 +176,4 @@ def gated_kernel(t: GatedTags) -> Any:
                 y += along(q, 3)
                 i += 1
 
-    def kernel(q):  # type: ignore[no-untyped-def]
-        rows, counter, scratch = word(q, ROWS), word(q, COUNTER), word(q, SCRATCH)
-        if counter == 0:
-            some_rows(q, 0, rows, scratch)
-            return
-        piece = word(q, PIECE)
-        scratch += take(counter + 8) * SLOTS * word(q, SLOT)
-        while True:
-            low = take(counter) * piece
-            if low >= rows:
-                return
-            some_rows(q, low, min(low + piece, rows), scratch)
-
-    return kernel
+    return in_pieces(some_rows, SLOTS)

@@ -14,15 +14,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from normkit.kernels.cpu.backward import F, gradient_of, tally
+from normkit.kernels.cpu.backward import F, gradient_of, in_partials, tally
 from normkit.kernels.cpu.exponential import activated, slope
 from normkit.kernels.cpu.forward import (
-    COUNTER,
     D1,
     D2,
-    PIECE,
-    ROWS,
-    SCRATCH,
     SLOT,
     STATS,
     WIDTH,
@@ -45,7 +41,6 @@ from normkit.kernels.cpu.simd import (
     store,
     store_some,
     sum_lanes,
-    take,
     word,
 )
 from normkit.kernels.cpu.sums import BLOCK, f4, jit, load_upto
@@ -217,7 +212,7 @@ def before_row(
 
 
 def gated_backward_kernel(t: GatedGradTags) -> Any:
-    """Return the entry point for these tags. A piece of rows is a partial, whoever computes it."""
+    """Return the entry point for these tags."""
     row = before_row if t.before.name == "yes" else after_row
     kept = 12 if t.before.name == "yes" else 8
 
@@ -243,9 +238,10 @@ def gated_backward_kernel(t: GatedGradTags) -> Any:
     one_row = packed if t.packed.name == "yes" else plain
 
     @jit
-    def some_rows(q: Any, low: Any, high: Any, dw: Any, scratch: Any) -> Any:
+    def some_rows(q: Any, low: Any, high: Any, number: Any, scratch: Any) -> Any:
         d1, d2, stats, period, i = word(q, D1), word(q, D2), word(q, STATS), word(q, PERIOD), low
         step = word(q, WIDTH) * 4
+        dw = word(q, DW) + number * period * step
         while i < high:
             i2 = i % d2
             i1, i0 = i // d2 % d1, i // d2 // d1
@@ -261,19 +257,4 @@ def gated_backward_kernel(t: GatedGradTags) -> Any:
                 dg += along(q, DGATE)
                 i += 1
 
-    def kernel(q):  # type: ignore[no-untyped-def]
-        rows, counter, piece = word(q, ROWS), word(q, COUNTER), word(q, PIECE)
-        size_of_part = word(q, PERIOD) * word(q, WIDTH) * 4
-        dw, scratch, number = word(q, DW), word(q, SCRATCH), 0
-        if counter != 0:
-            scratch += take(counter + 8) * SLOTS * word(q, SLOT)
-        while True:
-            if counter != 0:
-                number = take(counter)
-            low = number * piece
-            if low >= rows:
-                return
-            some_rows(q, low, min(low + piece, rows), dw + number * size_of_part, scratch)
-            number += 1
-
-    return kernel
+    return in_partials(some_rows, SLOTS)

@@ -372,6 +372,11 @@ def folded(parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
     return fold(parts, torch.float32).view(tuple(shape)).sum_to_size(p.shape).to(p.dtype)
 
 
+def kept_of_row(spec: NormSpec) -> int:
+    """Return how many float32 a backward needs of a row: (rstd, scale), centred (mean, remainder, rstd, scale)."""
+    return 4 if spec.centered else 2
+
+
 def new_statistics(spec: NormSpec, count: int) -> Tensor:
-    """Return room for what the backward needs of each row: (rstd, scale), centred (mean, remainder, rstd, scale)."""
-    return torch.empty(count, 4 if spec.centered else 2, dtype=torch.float32)
+    """Return room for what the backward needs of each row."""
+    return torch.empty(count, kept_of_row(spec), dtype=torch.float32)
