@@ -18,7 +18,7 @@ from normkit.bench.table import microseconds
 from normkit.bench.timing import Contender, interleave
 from normkit.conventions import TORCH_RMS_NORM
 from normkit.kernels import registry
-from normkit.kernels.cpu import kernel
+from normkit.kernels.cpu import kernel, rows
 from normkit.kernels.registry import Request
 from normkit.ops import rows as ops
 
@@ -29,6 +29,7 @@ def parts(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Return the layers from the outside in, and two yardsticks."""
     norm, layer = nk.RMSNorm(WIDTH), nk.LayerNorm(WIDTH)
     weight, y = norm.weight, torch.zeros_like(x)
+    code = rows.forward_code(TORCH_RMS_NORM, rows.Kinds(x.dtype, x.dtype, None, x.dtype))
     bare = kernel.quick(Request(TORCH_RMS_NORM, x, (x.dim() - 1,), weight))
     return {
         "nn.LayerNorm": partial(nn.LayerNorm(WIDTH), x),
@@ -36,12 +37,17 @@ def parts(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         "nk.LayerNorm, the module": partial(layer, x),
         "nk.RMSNorm, the module": partial(norm, x),
         "  forward, without nn.Module's call": partial(norm.forward, x),
+        "  forward of LayerNorm": partial(layer.forward, x),
+        "    layer_norm, the function": partial(nk.layer_norm, x, layer.weight, layer.bias, eps=1e-5),
+        "    weight, by attribute": partial(getattr, layer, "weight"),
         "    rms_norm, the function": partial(nk.rms_norm, x, weight, None, eps=1e-6),
         "      quick, with every guard": partial(ops.quick, x, weight, None, 1e-6, TORCH_RMS_NORM),
         "        watched": ops.watched,
         "        plain, for x": partial(ops.plain, x),
         "        backend": registry.backend,
         "        the kernel and its output": partial(bare, x, weight, None, 1e-6, None, False),
+        "        the kernel, into an output": partial(bare, x, weight, None, 1e-6, y, False),
+        "          full block, through ctypes": partial(rows.forward_contiguous, code, x, weight, None, 1e-6, y, None),
         "          empty_like": partial(torch.empty_like, x),
         "          data_ptr": x.data_ptr,
         "rms_norm with out=": partial(nk.rms_norm, x, weight, None, eps=1e-6, out=y),

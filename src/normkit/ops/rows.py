@@ -118,8 +118,8 @@ def known(x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: Nor
 def recall(x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: NormSpec, known: Known) -> Tensor | None:
     """As `quick` where nothing looks inside operators, without gradients, of parameters that it has answered for.
 
-    They are trusted while they are the same objects with the same memory, dtype and size. Asking again would take 1 µs
-    of the 6.8 that a LayerNorm of 1 × 4096 takes (`python benchmarks/launch.py`).
+    They are trusted while they are the same objects with the same memory, dtype and size. At 1 × 4096 a LayerNorm's
+    forward takes 4.9 µs with this and the function, which asks again, 5.9 (`python benchmarks/launch.py`).
     """
     if weight is not known.weight or bias is not known.bias or eps is not known.eps or spec is not known.spec:
         return None

@@ -1,8 +1,8 @@
 """Entering a kernel from Python in a tenth of a microsecond: a C function for the interpreter, made of twenty lines.
 
-Packing a block of twelve words and handing it over through ctypes takes 0.9 µs, a quarter of a whole norm at 1 × 4096
-(`python benchmarks/launch.py`). A trampoline is called with the kernel's address and the words themselves, lays them
-out on its stack and jumps. It holds the interpreter's lock meanwhile, so it is for calls of some microseconds.
+Packing a full block and handing it over through ctypes takes 2 µs more than this, as much as the rest of a call at
+1 × 4096 (`python benchmarks/launch.py`). A trampoline is called with the kernel's address and the words themselves,
+lays them out on its stack and jumps. It holds the interpreter's lock meanwhile: it is for calls of some microseconds.
 """
 
 from __future__ import annotations
