@@ -80,13 +80,15 @@ class NormkitInto(Peer):
     given = True
 
     def why_not(self, case: Case) -> str | None:
-        """Refuse gradients, and the add variant."""
-        if case.op == "add_rms":
-            return "add_rms_norm has no out="
+        """Refuse gradients."""
         return None if case.which == "forward" else "out= records no gradient"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        """Return rms_norm or layer_norm with out=."""
+        """Return the operator with out=."""
+        if inputs.residual is not None:
+            outs = torch.full_like(inputs.y, torch.nan), torch.full_like(inputs.residual, torch.nan)
+            call = partial(nk.add_rms_norm, inputs.x, inputs.residual, inputs.weight, eps=EPS[case.op], out=outs)
+            return Prepared(call, outs)
         norm, out = nk.layer_norm if case.op == "layer" else nk.rms_norm, torch.full_like(inputs.y, torch.nan)
         return Prepared(partial(norm, inputs.x, inputs.weight, inputs.bias, eps=EPS[case.op], out=out), (out,))
 

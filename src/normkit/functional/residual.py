@@ -7,8 +7,10 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
-from normkit.functional.rows import check_parameters
+from normkit.functional.rows import check_out, check_parameters
+from normkit.ops.outputs import overlap, shares_itself
 from normkit.ops.residual import add_normalize, quick_add
+from normkit.ops.watch import plain, watched
 from normkit.spec import NormSpec
 
 
@@ -22,6 +24,7 @@ def add_layer_norm(
     branch_scale: float = 1.0,
     eps: Eps = 1e-5,
     spec: NormSpec = TORCH_LAYER_NORM,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x``, ``y = LayerNorm(s)`` over the last axis.
 
@@ -36,13 +39,16 @@ def add_layer_norm(
         branch_scale: scale of x (residual multipliers).
         eps: 1e-5 unless given.
         spec: a centred convention.
+        out: (y, s), tensors to write into instead of new ones, without gradients. y and s may each be x or residual
+            itself: ``out=(x, residual)`` works in place. New memory costs more than the norm where tensors are large.
 
     Returns:
         y in x's dtype (unless the spec promotes) and s in the promoted dtype of x and residual: a float32 stream
         stays float32.
 
     Raises:
-        TypeError, ValueError: as `layer_norm`; also for shapes of x and residual that differ.
+        TypeError, ValueError: as `layer_norm`; also for shapes of x and residual that differ, and for an ``out`` whose
+            two tensors share memory.
 
     Source: post-norm, arXiv 1706.03762; α: DeepNet, arXiv 2203.00555.
 
@@ -52,7 +58,7 @@ def add_layer_norm(
         >>> y, s
         (tensor([-1.,  1.]), tensor([3., 5.]))
     """
-    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, "layer", "add_layer_norm")
+    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, out, "layer", "add_layer_norm")
 
 
 def add_rms_norm(
@@ -65,6 +71,7 @@ def add_rms_norm(
     branch_scale: float = 1.0,
     eps: Eps = 1e-6,
     spec: NormSpec = TORCH_RMS_NORM,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return ``(y, s)``: ``s = α·residual + branch_scale·x``, ``y = RMSNorm(s)`` over the last axis.
 
@@ -79,13 +86,16 @@ def add_rms_norm(
         branch_scale: scale of x (residual multipliers, e.g. Granite's).
         eps: 1e-6 unless given.
         spec: an rms convention.
+        out: (y, s), tensors to write into instead of new ones, without gradients. y and s may each be x or residual
+            itself: ``out=(x, residual)`` works in place. New memory costs more than the norm where tensors are large.
 
     Returns:
         y in x's dtype (unless the spec promotes) and s in the promoted dtype of x and residual: a float32 stream
         stays float32.
 
     Raises:
-        TypeError, ValueError: as `rms_norm`; also for shapes of x and residual that differ.
+        TypeError, ValueError: as `rms_norm`; also for shapes of x and residual that differ, and for an ``out`` whose
+            two tensors share memory.
 
     Source: the pre-norm decoder step of Llama-like models.
 
@@ -95,7 +105,7 @@ def add_rms_norm(
         >>> y, s
         (tensor([0.8485, 1.1314]), tensor([3., 4.]))
     """
-    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, "rms", "add_rms_norm")
+    return _add_norm(x, residual, weight, bias, alpha, branch_scale, eps, spec, out, "rms", "add_rms_norm")
 
 
 def _add_norm(
@@ -107,10 +117,11 @@ def _add_norm(
     branch_scale: float,
     eps: Eps,
     spec: NormSpec,
+    out: tuple[Tensor, Tensor] | None,
     kind: str,
     name: str,
 ) -> tuple[Tensor, Tensor]:
-    if spec.kind == kind:
+    if out is None and spec.kind == kind:
         quick = quick_add(x, residual, weight, bias, eps, spec, alpha, branch_scale)
         if quick is not None:
             return quick
@@ -130,4 +141,28 @@ def _add_norm(
     axes = (x.dim() - 1,)
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
-    return add_normalize(x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number)
+    if out is not None:
+        _check_outs(out, x, residual, weight, bias, spec, name)
+    scales = {"alpha": float(alpha), "beta": float(branch_scale)}
+    return add_normalize(x, residual, spec, w, b, **scales, axes=axes, eps=number, out=out)
+
+
+def _check_outs(
+    out: tuple[Tensor, Tensor],
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    spec: NormSpec,
+    name: str,
+) -> None:
+    """Refuse an ``out=`` that is no pair (y, s), does not fit the results, or where a gradient would be lost."""
+    if not isinstance(out, tuple) or len(out) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+        raise TypeError(f"{name}: out must be a pair of tensors (y, s), got {type(out).__name__}")
+    y, s = out
+    check_out(y, (x, weight, bias), spec, name, "out[0] (y)")
+    check_out(s, (residual, None, None), None, name, "out[1] (s)", torch.promote_types(x.dtype, residual.dtype))
+    if any(map(shares_itself, out)):
+        raise ValueError(f"{name}: out must hold every element once, got an expanded tensor")
+    if not watched() and plain(y) and plain(s) and overlap(y, s):
+        raise ValueError(f"{name}: out must be two tensors that share no memory, got y and s that do")

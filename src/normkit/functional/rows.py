@@ -235,16 +235,28 @@ def _row_norm(
     return ops.normalize(x, spec, w, b, axes=axes, eps=number, out=out)
 
 
-def check_out(out: Tensor, inputs: tuple[Tensor, Tensor | None, Tensor | None], spec: NormSpec, name: str) -> None:
-    """Refuse an ``out=`` that is no tensor, does not fit the result, or where a gradient would be lost."""
+def check_out(
+    out: Tensor,
+    inputs: tuple[Tensor, Tensor | None, Tensor | None],
+    spec: NormSpec | None,
+    name: str,
+    what: str = "out",
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Refuse an ``out=`` that is no tensor, does not fit the result, or where a gradient would be lost.
+
+    The result has the ``dtype`` given, or that of the spec for (x, weight, bias).
+    """
     if not isinstance(out, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name}: out must be a torch.Tensor, got {type(out).__name__}")
+        raise TypeError(f"{name}: {what} must be a torch.Tensor, got {type(out).__name__}")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*inputs, out)):
         raise ValueError(f"{name}: out= cannot record a gradient; call it under torch.no_grad(), or leave out= away")
 
     x, weight, bias = inputs
-    dtype = result_dtype(spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    if spec is not None:
+        kinds = x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype
+        dtype = result_dtype(spec, *kinds)
     if out.shape != x.shape or out.dtype != dtype:
         raise ValueError(
-            f"{name}: out must be {dtype} of shape {tuple(x.shape)}, got {out.dtype} of {tuple(out.shape)}"
+            f"{name}: {what} must be {dtype} of shape {tuple(x.shape)}, got {out.dtype} of {tuple(out.shape)}"
         )

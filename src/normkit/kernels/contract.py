@@ -58,8 +58,8 @@ class Kernel:
         name: how `use`, `explain` and reports call it.
         refuses: returns why it cannot take a request, or None if it can.
         forward: (x, spec, weight, bias, axes=, eps=, out=, keep=) → (y, statistics or None).
-        add_forward: (x, residual, spec, weight, bias, alpha=, beta=, axes=, eps=, keep=) → (y, sum, statistics or
-            None).
+        add_forward: (x, residual, spec, weight, bias, alpha=, beta=, axes=, eps=, keep=, out=) → (y, sum, statistics or
+            None); out is (y, sum).
         backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
         quick: (request) → a function of (x, weight, bias, eps, out, keep) for contiguous rows of these dtypes, which
             returns (y, statistics or None).

@@ -11,13 +11,30 @@ def may_write(out: Tensor, x: Tensor, *parameters: Tensor | None) -> bool:
 
     Over x itself it may, element for element; over anything else it would read what it has just written.
     """
+    return _writable(out) and _apart(out, (x,), parameters)
+
+
+def may_write_both(y: Tensor, s: Tensor, rows: tuple[Tensor, ...], *parameters: Tensor | None) -> bool:
+    """As `may_write`, of a norm and a sum that share no memory: each may be one of ``rows``, element for element."""
+    return all(_writable(t) and _apart(t, rows, parameters) for t in (y, s))
+
+
+def _writable(out: Tensor) -> bool:
+    """Say whether every element has memory of its own."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError("out= is an inference tensor, which may be written under torch.inference_mode() only")
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        return False  # copy_ refuses: two elements of out share their memory
-    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride() and out.dtype == x.dtype
-    inputs = parameters if same else (x, *parameters)
-    return not any(t is not None and _overlap(out, t) for t in inputs)
+    return not shares_itself(out)  # copy_ refuses it
+
+
+def shares_itself(t: Tensor) -> bool:
+    """Say whether two elements of an expanded tensor share their memory."""
+    return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _apart(out: Tensor, rows: tuple[Tensor, ...], parameters: tuple[Tensor | None, ...] = ()) -> bool:
+    """Say whether ``out`` meets none of the others, other than being one of ``rows``."""
+    others = [t for t in rows if (t.data_ptr(), t.stride(), t.dtype) != (out.data_ptr(), out.stride(), out.dtype)]
+    return not any(t is not None and overlap(out, t) for t in (*others, *parameters))
 
 
 def may_fill(out: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -38,7 +55,7 @@ def _meets(t: Tensor | None, low: int, high: int) -> bool:
     return t is not None and t.data_ptr() < high and low < t.data_ptr() + t.nbytes
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
+def overlap(a: Tensor, b: Tensor) -> bool:
     """Say whether the memory from first to last element of each meets; views of one NumPy array are seen, too."""
     low_a, high_a = _span(a)
     low_b, high_b = _span(b)

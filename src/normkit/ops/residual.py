@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import round_to
 from normkit.kernels.statistics import accumulation_dtype
+from normkit.ops.outputs import may_write_both
 from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import scaled, through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
@@ -29,8 +31,11 @@ def add_normalize(
     beta: float,
     axes: tuple[int, ...],
     eps: float,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of ``s = α·residual + β·x`` and s itself, rounded before its statistic is taken."""
+    if out is not None:
+        return _write(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, out=out)
     if not watched():
         request = Request(spec, x, axes, weight, bias, residual=residual)
         kernel = choose(request, x, residual, weight, bias)
@@ -44,6 +49,32 @@ def add_normalize(
 
         return opaque.add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
     return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
+
+
+def _write(
+    x: Tensor,
+    residual: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    alpha: float,
+    beta: float,
+    axes: tuple[int, ...],
+    eps: float,
+    out: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Write into the caller's tensors, straight from the kernel where nothing they hold is still to be read."""
+    y, s = out
+    if not watched() and may_write_both(y, s, (x, residual), weight, bias):
+        kernel = choose(Request(spec, x, axes, weight, bias, residual=residual), x, residual, weight, bias, y, s)
+        if kernel is not REFERENCE:
+            kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, out=out)
+            increment_version(y)  # a backward that saved the old values must notice
+            increment_version(s)
+            return out
+    fresh = add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
+    return y.copy_(fresh[0]), s.copy_(fresh[1])
 
 
 def quick_add(

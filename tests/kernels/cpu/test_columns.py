@@ -158,7 +158,7 @@ def test_threads_change_no_bit(norm: str | int, first: bool, monkeypatch: pytest
     torch.set_num_threads(3)
     for _ in range(3):
         assert same(case.run(first), want)
-    assert bool(used) == (pool._parallel() is not None)
+    assert bool(used) == (pool._runtime() is not None)
 
 
 @pytest.mark.parametrize("norm", NORMS)

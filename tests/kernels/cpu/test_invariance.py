@@ -68,7 +68,7 @@ def test_one_thread_or_two_and_every_repetition(kind: str, monkeypatch: pytest.M
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(both(x, dy, KINDS[kind]), expected, strict=True))
     assert set(used) <= {2}
-    assert bool(used) == (pool._parallel() is not None)
+    assert bool(used) == (pool._runtime() is not None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,7 @@ def two_threads():
 
 def test_threads_follow_torch_and_the_work(monkeypatch: pytest.MonkeyPatch):
     assert pool.threads_for(pool.PARALLEL_FROM - 1) == 1
-    assert pool.threads_for(pool.PARALLEL_FROM) == (1 if pool._parallel() is None else 2)
+    assert pool.threads_for(pool.PARALLEL_FROM) == (1 if pool._runtime() is None else 2)
     torch.set_num_threads(1)
     assert pool.threads_for(pool.PARALLEL_FROM) == 1
     torch.set_num_threads(3)
@@ -41,7 +41,7 @@ def test_threads_follow_torch_and_the_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "_process", os.getpid() + 1)
     assert pool.threads_for(pool.PARALLEL_FROM) == 1
     monkeypatch.setattr(pool, "_process", os.getpid())
-    monkeypatch.setattr(pool, "_parallel", lambda: None)
+    monkeypatch.setattr(pool, "_runtime", lambda: None)
     assert pool.threads_for(pool.PARALLEL_FROM) == 1
 
 

@@ -28,6 +28,7 @@ from normkit.kernels.cpu.forward import (
     scattered,
     value_of,
 )
+from normkit.kernels.cpu.shares import drawn, thread_of
 from normkit.kernels.cpu.simd import (
     add,
     f32_at,
@@ -41,7 +42,6 @@ from normkit.kernels.cpu.simd import (
     store_some,
     sub,
     sum_lanes,
-    take,
     word,
 )
 from normkit.kernels.cpu.storage import BYTES
@@ -260,17 +260,18 @@ def in_partials(some_rows: Any, slots: int) -> Any:
 
     def kernel(q):  # type: ignore[no-untyped-def]
         rows, counter, piece = word(q, ROWS), word(q, COUNTER), word(q, PIECE)
-        scratch, number = word(q, SCRATCH), 0
+        scratch, pieces, thread = word(q, SCRATCH), (rows + piece - 1) // piece, 0
+        number = 0
         if counter != 0:
-            scratch += take(counter + 8) * slots * word(q, SLOT)
-        while True:
+            thread = thread_of(counter)
+            number = drawn(counter, thread, pieces)
+            scratch += thread * slots * word(q, SLOT)
+        while 0 <= number < pieces:
+            some_rows(q, number * piece, min(number * piece + piece, rows), number, scratch)
             if counter != 0:
-                number = take(counter)
-            low = number * piece
-            if low >= rows:
-                return
-            some_rows(q, low, min(low + piece, rows), number, scratch)
-            number += 1
+                number = drawn(counter, thread, pieces)
+            else:
+                number += 1
 
     return kernel
 

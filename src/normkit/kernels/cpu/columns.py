@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from normkit.kernels.cpu.reading import byte_at
+from normkit.kernels.cpu.shares import drawn, thread_of
 from normkit.kernels.cpu.simd import (
     add,
     div,
@@ -25,7 +26,6 @@ from normkit.kernels.cpu.simd import (
     store,
     store_some,
     sub,
-    take,
     word,
 )
 from normkit.kernels.cpu.sums import NO, YES, f4, jit, load_upto
@@ -63,12 +63,12 @@ def drawing(some_tasks: Callable[..., None]) -> Callable[[Any], None]:
         if counter == 0:
             some_tasks(q, 0, tasks, 0)
             return
-        thread = take(counter + 8)
+        thread, pieces = thread_of(counter), (tasks + piece - 1) // piece
         while True:
-            low = take(counter) * piece
-            if low >= tasks:
+            number = drawn(counter, thread, pieces)
+            if number < 0:
                 return
-            some_tasks(q, low, min(low + piece, tasks), thread)
+            some_tasks(q, number * piece, min(number * piece + piece, tasks), thread)
 
     return kernel
 

@@ -28,7 +28,7 @@ def forward_of(spec: NormSpec, x: torch.dtype, w: torch.dtype | None, b: torch.d
     """Return (x, weight, bias, eps, out, keep) → (y, statistics) for contiguous tensors of these dtypes."""
     kinds = launch.Kinds(x, w, b, result_dtype(spec, x, w, b))
     code = launch.forward_code(spec, kinds)
-    enter, address, most = trampoline(_FORWARD), code.short, pool.PARALLEL_FROM
+    enter, address = trampoline(_FORWARD), code.short
     same, y_dtype = kinds.y == x, kinds.y
 
     def run(
@@ -43,7 +43,7 @@ def forward_of(spec: NormSpec, x: torch.dtype, w: torch.dtype | None, b: torch.d
         rows = elements // width
         if keep:
             stats = launch.new_statistics(spec, rows)
-        if elements >= most:
+        if elements >= pool.PARALLEL_FROM:
             launch.forward_contiguous(code, x, weight, bias, eps, y, stats, given=out is not None)
         else:
             enter(
@@ -73,7 +73,7 @@ def add_forward_of(
     stream = torch.promote_types(x, residual)
     kinds = launch.Kinds(stream, w, b, result_dtype(spec, x, w, b), x, residual)
     code = launch.forward_code(spec, kinds)
-    enter, address, most = trampoline(_FORWARD), code.short, pool.PARALLEL_FROM
+    enter, address = trampoline(_FORWARD), code.short
 
     def run(
         x: Tensor,
@@ -92,7 +92,7 @@ def add_forward_of(
         rows = elements // width
         if keep:
             stats = launch.new_statistics(spec, rows)
-        if elements >= most:
+        if elements >= pool.PARALLEL_FROM:
             tensors = (s, weight, bias, y, x, residual)
             launch.forward(
                 code, launch.contiguous_rows(x, tensors), eps, s, weight, bias, y, stats, x, residual, alpha, beta

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from normkit.kernels.cpu.compile import Word, with_short_block
+from normkit.kernels.cpu.shares import drawn, thread_of
 from normkit.kernels.cpu.simd import (
     add,
     f64_word,
@@ -24,7 +25,6 @@ from normkit.kernels.cpu.simd import (
     strided,
     sub,
     sum_lanes,
-    take,
     word,
 )
 from normkit.kernels.cpu.storage import BYTES
@@ -307,7 +307,7 @@ def forward_kernel(t: RowTags) -> Any:
 def in_pieces(some_rows: Any, slots: int) -> Any:
     """Return the entry point of ``some_rows(q, low, high, scratch)``: all rows, or with a counter pieces of them.
 
-    A thread takes pieces until none is left; ``slots`` rows of scratch are its own.
+    A thread draws pieces until none is left; ``slots`` rows of scratch are its own.
     """
 
     def kernel(q):  # type: ignore[no-untyped-def]
@@ -315,13 +315,14 @@ def in_pieces(some_rows: Any, slots: int) -> Any:
         if counter == 0:
             some_rows(q, 0, rows, scratch)
             return
-        piece = word(q, PIECE)
-        scratch += take(counter + 8) * slots * word(q, SLOT)
+        piece, thread = word(q, PIECE), thread_of(counter)
+        pieces = (rows + piece - 1) // piece
+        scratch += thread * slots * word(q, SLOT)
         while True:
-            low = take(counter) * piece
-            if low >= rows:
+            number = drawn(counter, thread, pieces)
+            if number < 0:
                 return
-            some_rows(q, low, min(low + piece, rows), scratch)
+            some_rows(q, number * piece, min(number * piece + piece, rows), scratch)
 
     return kernel
 

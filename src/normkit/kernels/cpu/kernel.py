@@ -165,19 +165,24 @@ def add_forward(
     axes: tuple[int, ...],
     eps: float,
     keep: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return y, the sum s and, if ``keep``, the row statistics of s."""
     w, b = _dtype(weight), _dtype(bias)
     stream = torch.promote_types(x.dtype, residual.dtype)
-    s, y_dtype = torch.empty(x.shape, dtype=stream), result_dtype(spec, x.dtype, w, b)
-    y = torch.empty(x.shape, dtype=y_dtype)
+    y_dtype = result_dtype(spec, x.dtype, w, b)
+    y, s = out or (torch.empty(x.shape, dtype=y_dtype), torch.empty(x.shape, dtype=stream))
     tensors = (s, weight, bias, y, x, residual)
-    plain = _all_contiguous(x, axes, weight, bias, residual)
-    rows = launch.contiguous_rows(x, tensors) if plain else _laid_out(axes, tensors, x)
+    plain = _all_contiguous(x, axes, weight, bias, residual) and y.is_contiguous() and s.is_contiguous()
+    rows = launch.contiguous_rows(x, tensors) if plain else launch.lay_out(axes, tensors, x.shape)
+    if rows is None:  # an out= whose outer axes do not fold with x's to three
+        assert out is not None, "refuses() let through what cannot be laid out"
+        fresh = add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
+        return y.copy_(fresh[0]), s.copy_(fresh[1]), None
     kinds = launch.Kinds(stream, w, b, y_dtype, x.dtype, residual.dtype, rows.packed)
     code = launch.forward_code(spec, kinds)
     stats = launch.new_statistics(spec, rows.count) if keep else None
-    launch.forward(code, rows, eps, s, weight, bias, y, stats, x, residual, alpha, beta)
+    launch.forward(code, rows, eps, s, weight, bias, y, stats, x, residual, alpha, beta, given=out is not None)
     return y, s, stats
 
 

@@ -40,10 +40,10 @@ class Code:
         if threads == 1:
             self.call(block(0, piece or rows))
             return
-        counters = (ctypes.c_int64 * 2)()  # the next piece, the next thread's scratch
+        table = pool.new_shares(threads)
         # Four pieces a thread even out what the cores are otherwise busy with.
         step = piece or -(-rows // (4 * threads))
-        pool.run_parallel(self.address, block(ctypes.addressof(counters), step), threads)
+        pool.run_parallel(self.address, block(ctypes.addressof(table), step), threads)
 
 
 _codes: dict[Any, Code] = {}

@@ -327,6 +327,17 @@ def take(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def thread_number(typing: Any, address: Any) -> Any:
+    """What the function at ``address`` returns: the OpenMP runtime's answer to which thread of its team this is."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), ()).as_pointer())
+        return builder.sext(builder.call(function, ()), ir.IntType(64))
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
 def bits_of(typing: Any, x: Any) -> Any:
     """A float32's bits."""
 
