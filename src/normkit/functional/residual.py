@@ -121,8 +121,8 @@ def _add_norm(
     kind: str,
     name: str,
 ) -> tuple[Tensor, Tensor]:
-    if out is None and spec.kind == kind:
-        quick = quick_add(x, residual, weight, bias, eps, spec, alpha, branch_scale)
+    if spec.kind == kind:
+        quick = quick_add(x, residual, weight, bias, eps, spec, alpha, branch_scale, out)
         if quick is not None:
             return quick
     check_float(x, name)

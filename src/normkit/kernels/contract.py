@@ -63,7 +63,7 @@ class Kernel:
         backward: (x, spec, weight, bias, dy, statistics, axes=, wanted=, extra=) → (dx, dweight, dbias).
         quick: (request) → a function of (x, weight, bias, eps, out, keep) for contiguous rows of these dtypes, which
             returns (y, statistics or None).
-        quick_add: (request) → a function of (x, residual, weight, bias, eps, alpha, beta, keep), likewise, which
+        quick_add: (request) → a function of (x, residual, weight, bias, eps, alpha, beta, keep, out=), likewise, which
             returns (y, sum, statistics or None).
         gated_forward: (x, gate, spec, weight, axes=, eps=, keep=) → (y, statistics or None).
         gated_backward: (x, gate, spec, weight, dy, statistics, axes=, wanted=) → (dx, dgate, dweight), wanted in that

@@ -51,6 +51,21 @@ def may_fill(out: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None)
     return not (_meets(weight, low, high) or _meets(bias, low, high))
 
 
+def may_fill_both(y: Tensor, s: Tensor, x: Tensor, residual: Tensor, *parameters: Tensor | None) -> bool:
+    """As `may_write_both`, of contiguous tensors; that y and s share no memory is found here."""
+    for out, other in ((y, s), (s, y)):
+        if out.is_inference() and not torch.is_inference_mode_enabled():
+            return False
+        low = out.data_ptr()
+        high = low + out.nbytes
+        for t in (x, residual):
+            if (t.data_ptr() != low or t.dtype != out.dtype) and _meets(t, low, high):
+                return False
+        if _meets(other, low, high) or any(_meets(p, low, high) for p in parameters):
+            return False
+    return True
+
+
 def _meets(t: Tensor | None, low: int, high: int) -> bool:
     return t is not None and t.data_ptr() < high and low < t.data_ptr() + t.nbytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch.autograd.graph import increment_version
 from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
-from normkit.kernels.rounding import round_to
+from normkit.kernels.rounding import result_dtype, round_to
 from normkit.kernels.statistics import accumulation_dtype
-from normkit.ops.outputs import may_write_both
+from normkit.ops.outputs import may_fill_both, may_write_both
 from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import scaled, through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
@@ -70,8 +70,7 @@ def _write(
         kernel = choose(Request(spec, x, axes, weight, bias, residual=residual), x, residual, weight, bias, y, s)
         if kernel is not REFERENCE:
             kernel.add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, out=out)
-            increment_version(y)  # a backward that saved the old values must notice
-            increment_version(s)
+            increment_version(out)  # a backward that saved the old values must notice
             return out
     fresh = add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
     return y.copy_(fresh[0]), s.copy_(fresh[1])
@@ -86,6 +85,7 @@ def quick_add(
     spec: NormSpec,
     alpha: object,
     beta: object,
+    out: object = None,
 ) -> tuple[Tensor, Tensor] | None:
     """As `normkit.ops.rows.quick`, of a residual add and norm."""
     if (
@@ -113,10 +113,34 @@ def quick_add(
             return None
         found = _quick[spec, dtypes] = (kernel, kernel.quick_add(request))
     kernel, run = found
+    if out is not None:
+        if not _may_take(out, x, residual, weight, bias, spec):
+            return None
+        run(x, residual, weight, bias, eps, alpha, beta, False, out)
+        increment_version(out)  # a backward that saved the old values must notice
+        return out
     if needs_grad(x, residual, weight, bias):
         axes = (x.dim() - 1,)
         return _AddNorm.apply(x, residual, weight, bias, spec, axes, eps, alpha, beta, kernel, run)  # type: ignore[no-any-return]
     return run(x, residual, weight, bias, eps, alpha, beta, False)[:2]  # type: ignore[no-any-return]
+
+
+def _may_take(
+    out: object, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec
+) -> TypeGuard[tuple[Tensor, Tensor]]:
+    """Say whether ``out`` is all that the common case asks of it: a pair of contiguous tensors with memory to fill."""
+    if type(out) is not tuple or len(out) != 2:
+        return False
+    y, s = out
+    if not (type(y) is Tensor and type(s) is Tensor and plain(y) and plain(s)):
+        return False
+    if needs_grad(x, residual, weight, bias) or (torch.is_grad_enabled() and (y.requires_grad or s.requires_grad)):
+        return False
+    dtype = result_dtype(spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    fit = y.dtype == dtype and s.dtype == torch.promote_types(x.dtype, residual.dtype)
+    if not fit or y.shape != x.shape or s.shape != x.shape or not (y.is_contiguous() and s.is_contiguous()):
+        return False
+    return may_fill_both(y, s, x, residual, weight, bias)
 
 
 _quick: dict[Any, Any] = {}

@@ -69,7 +69,7 @@ def forward_of(spec: NormSpec, x: torch.dtype, w: torch.dtype | None, b: torch.d
 def add_forward_of(
     spec: NormSpec, x: torch.dtype, residual: torch.dtype, w: torch.dtype | None, b: torch.dtype | None
 ) -> AddForward:
-    """Return (x, residual, weight, bias, eps, α, β, keep) → (y, sum, statistics) for contiguous tensors."""
+    """Return (x, residual, weight, bias, eps, α, β, keep, out=) → (y, sum, statistics) for contiguous tensors."""
     stream = torch.promote_types(x, residual)
     kinds = launch.Kinds(stream, w, b, result_dtype(spec, x, w, b), x, residual)
     code = launch.forward_code(spec, kinds)
@@ -84,23 +84,23 @@ def add_forward_of(
         alpha: float,
         beta: float,
         keep: bool,
+        out: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        y, s = torch.empty_like(x, dtype=kinds.y), torch.empty_like(x, dtype=stream)
+        y, s = out or (torch.empty_like(x, dtype=kinds.y), torch.empty_like(x, dtype=stream))
         elements, width, stats = x.numel(), x.shape[-1], None
         if not elements:
             return y, s, None
-        rows = elements // width
+        count = elements // width
         if keep:
-            stats = launch.new_statistics(spec, rows)
+            stats = launch.new_statistics(spec, count)
         if elements >= pool.PARALLEL_FROM:
             tensors = (s, weight, bias, y, x, residual)
-            launch.forward(
-                code, launch.contiguous_rows(x, tensors), eps, s, weight, bias, y, stats, x, residual, alpha, beta
-            )
+            rows, given = launch.contiguous_rows(x, tensors), out is not None
+            launch.forward(code, rows, eps, s, weight, bias, y, stats, x, residual, alpha, beta, given)
         else:
             enter(
                 address,
-                rows,
+                count,
                 width,
                 eps,
                 alpha,
