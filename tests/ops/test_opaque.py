@@ -91,7 +91,8 @@ def test_inductor_leaves_a_row_alone(name: str):
             for a, b in zip(many, one, strict=True):
                 if a is not None and b is not None and a.shape[0] == rows:
                     assert torch.equal(a[row], b[0])
-        assert counters["stats"]["unique_graphs"] == 1
+        # Dynamo compiles sizes of 1 apart, whatever dynamic= says; all other numbers of rows are one graph.
+        assert counters["stats"]["unique_graphs"] == 2
 
 
 def graph_operators(function: Function, *inputs: Tensor) -> set[str]:
