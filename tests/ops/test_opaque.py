@@ -193,9 +193,18 @@ def test_what_cannot_be_promised_is_refused_with_the_reason(name: str):
     assert not registry.batch_invariant()
 
 
-@pytest.mark.parametrize("function", [nk.rms_norm, lambda x: nk.add_layer_norm(x, x)[0]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        nk.rms_norm,
+        lambda x: nk.add_layer_norm(x, x)[0],
+        lambda x: nk.gated_rms_norm(x, x),
+        lambda x: nk.group_norm(x, 7),
+        nk.instance_norm,
+    ],
+)
 def test_second_derivatives_are_refused_also_when_the_block_has_ended(function: Function):
-    x = randn(4, 12).requires_grad_()
+    x = randn(4, 12, 7).requires_grad_()
     with nk.use(batch_invariant=True):
         y = function(x)
     assert isinstance(y, Tensor)

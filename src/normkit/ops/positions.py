@@ -15,7 +15,7 @@ from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.statistics import Moments, moments_of
-from normkit.ops.through import through
+from normkit.ops.through import check_invariant, through
 from normkit.ops.watch import choose, needs_grad, plain, watched
 
 
@@ -187,6 +187,7 @@ class _Columns(torch.autograd.Function):
         found.append(moments)
         ctx.save_for_backward(x, weight, bias, statistic.mask, table)
         ctx.statistic, ctx.columns, ctx.plan = statistic, columns, plan
+        ctx.batch_invariant = registry.batch_invariant()
         return y
 
     @staticmethod
@@ -195,6 +196,7 @@ class _Columns(torch.autograd.Function):
         x, weight, bias, _, table = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
+            check_invariant(ctx)
             norm = partial(by_reference, statistic=ctx.statistic)
             return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
         dx, dw, db = ctx.columns.backward(x, weight, dy, table, ctx.plan, wanted=wanted)

@@ -24,13 +24,18 @@ def through_reference(
     Raises:
         ValueError: where the forward promised rows that do not depend on their batch; the reference cannot.
     """
-    if ctx.batch_invariant:
-        raise not_invariant("its backward is itself differentiated, or something looks inside its operators")
+    check_invariant(ctx)
 
     def norm(x: Tensor, w: Tensor | None, b: Tensor | None, gate: Tensor | None = None) -> Tensor:
         return reference.normalize(x, ctx.spec, w, b, axes=ctx.axes, eps=ctx.eps, gate=gate, out_dtype=out_dtype)
 
     return through(norm, inputs, wanted, dy)
+
+
+def check_invariant(ctx: Any) -> None:
+    """Refuse what the reference would answer where the forward promised rows that do not depend on their batch."""
+    if ctx.batch_invariant:
+        raise not_invariant("its backward is itself differentiated, or something looks inside its operators")
 
 
 def through(
