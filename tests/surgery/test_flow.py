@@ -307,3 +307,36 @@ def test_sightings_are_in_order_and_owned() -> None:
     assert [s.module for s in found] == [
         "layers.0.norm_in", "layers.0.norm_branch", "layers.1.norm_in", "layers.1.norm_branch", "norm",
     ]  # fmt: skip
+
+
+class Ours(nn.Module):
+    """A norm of ours called as a function, between two pieces of work."""
+
+    def __init__(self, norm: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.into, self.out = norm, nn.Linear(6, 6), nn.Linear(6, 6)
+        self.gain = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.into(x), self.gain))
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind", "eps", "size"),
+    [
+        (lambda x, g: nk.rms_norm(x, g, eps=1e-3), "rms", 1e-3, 6),
+        (lambda x, g: nk.layer_norm(x, g, eps=1e-3), "layer", 1e-3, 6),
+        (lambda x, g: nk.l2_norm(x, eps=1e-3) * g, "l2", 1e-3, 6),
+        (lambda x, g: nk.add_rms_norm(x, x, g, eps=1e-3)[0], "rms", 1e-3, 6),
+        (lambda x, g: nk.gated_rms_norm(x, x, g, eps=1e-3), "rms", 1e-3, 6),
+        (lambda x, g: nk.group_norm(x, 2, g, eps=1e-3), "group", 1e-3, 15),
+        (lambda x, g: nk.instance_norm(x, g, eps=1e-3), "instance", 1e-3, 5),
+        (lambda x, g: nk.batch_norm(x, None, None, g, training=True, eps=1e-3), "batch", 1e-3, 20),
+    ],
+)
+def test_our_own_functions_are_seen(norm: Callable[[Tensor, Tensor], Tensor], kind: str, eps: float, size: int) -> None:
+    x = torch.randn(4, 5, 6)
+    x[0] *= 1e30  # a row that our formula rescales
+    found = sightings(record(Ours(norm), (x,), {}))
+    assert [(s.kind, s.eps, s.size, s.module) for s in found] == [(kind, eps, size, None)]
+    assert kind == "l2" or found[0].weights == ("gain",)

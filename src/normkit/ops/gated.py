@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels import reference, registry
+from normkit.kernels import registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
+from normkit.ops import telling
 from normkit.ops.through import through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
 from normkit.spec import NormSpec
@@ -27,7 +28,7 @@ def gate_normalize(
             return kernel.gated_forward(x, gate, spec, weight, axes=axes, eps=eps)[0]  # type: ignore[no-any-return]
     else:
         registry.refuse_invariant("gated norms have no registered operator, and something looks inside operators")
-    return reference.normalize(x, spec, weight, None, axes=axes, eps=eps, gate=gate)
+    return telling.normalize(x, spec, weight, None, axes=axes, eps=eps, gate=gate)
 
 
 class _GatedNorm(torch.autograd.Function):

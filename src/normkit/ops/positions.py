@@ -15,6 +15,7 @@ from normkit.kernels import reference, registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.statistics import Moments, moments_of
+from normkit.ops import telling
 from normkit.ops.through import check_invariant, through
 from normkit.ops.watch import choose, needs_grad, plain, watched
 
@@ -126,13 +127,21 @@ def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statisti
     """Compute it in plain ATen."""
     axes, channel, mask = statistic.axes(x), statistic.channel, statistic.mask
     if statistic.groups == x.shape[channel]:
-        return reference.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask)
+        kind = "instance" if statistic.per_sample else "batch"
+        return telling.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask, kind=kind)
     split = (statistic.groups, x.shape[channel] // statistic.groups)
     weight, bias = (None if t is None else t.unflatten(channel, split) for t in (weight, bias))
     mask = None if mask is None else mask.unsqueeze(channel)
     axes = tuple(a if a < channel else a + 1 for a in sorted((*axes, channel)))
-    y = reference.normalize(
-        x.unflatten(channel, split), TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask
+    y = telling.normalize(
+        x.unflatten(channel, split),
+        TORCH_LAYER_NORM,
+        weight,
+        bias,
+        axes=axes,
+        eps=statistic.eps,
+        mask=mask,
+        kind="group",
     )
     return y.flatten(channel, channel + 1)
 

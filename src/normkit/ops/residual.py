@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from normkit.kernels import reference, registry
+from normkit.kernels import registry
 from normkit.kernels.contract import Request
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import result_dtype, round_to
 from normkit.kernels.statistics import accumulation_dtype
+from normkit.ops import telling
 from normkit.ops.outputs import may_fill_both, may_write_both
 from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import scaled, through_reference
@@ -163,7 +164,7 @@ def _add_reference(
     scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
     branch = x.to(wide) if beta == 1 else x.to(wide) * beta
     s = round_to(scaled + branch, stream)
-    return reference.normalize(s, spec, weight, bias, axes=axes, eps=eps, out_dtype=x.dtype), s
+    return telling.normalize(s, spec, weight, bias, axes=axes, eps=eps, out_dtype=x.dtype), s
 
 
 class _AddNorm(torch.autograd.Function):

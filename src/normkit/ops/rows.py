@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from normkit.kernels import reference, registry
+from normkit.kernels import registry
 from normkit.kernels.contract import Request
 from normkit.kernels.cpu import pool as pool  # at import: it notes the process, and a fork may come before a kernel
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.rounding import result_dtype
+from normkit.ops import telling
 from normkit.ops.outputs import may_fill, may_write
 from normkit.ops.through import through_reference
 from normkit.ops.watch import choose, needs_grad, plain, watched
@@ -48,7 +49,7 @@ def normalize(
 
         y = opaque.normalize(x, spec, weight, bias, axes=axes, eps=eps)
         return y if out is None else out.copy_(y)
-    y = reference.normalize(x, spec, weight, bias, axes=axes, eps=eps)
+    y = telling.normalize(x, spec, weight, bias, axes=axes, eps=eps)
     return y if out is None else out.copy_(y)
 
 

@@ -8,7 +8,7 @@ storage. Storages are held by weak references, which keep their addresses from b
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from normkit.ops.telling import listening
 
 LEAVES = frozenset({"parameter", "buffer", "input", "constant"})
 
@@ -73,12 +75,24 @@ class Call:
     done: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A norm of ours that ran: what was normalised, who wrote the result, and how."""
+
+    x: Ref
+    out: int
+    kind: str
+    axes: tuple[int, ...]
+    eps: float
+
+
 @dataclass
 class Flow:
     """Everything recorded in one forward, in the order in which it happened."""
 
     nodes: list[Node] = field(default_factory=list[Node])
     calls: list[Call] = field(default_factory=list[Call])
+    told: list[Told] = field(default_factory=list[Told])
     names: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     error: Exception | None = None
     failed_in: str = ""
@@ -155,7 +169,7 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> F
         register_module_forward_hook(leave, with_kwargs=True, always_call=True),
     ]
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), mode:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), listening(mode.hear), mode:
             output = model(*args, **kwargs)
         flow.outputs = tuple(mode.ref(t) for t in _tensors(output))
     except Exception as error:  # whatever a stranger's model raises is a result here
@@ -234,6 +248,10 @@ class _Recorder(TorchDispatchMode):
         call.done = output is not None
         if not call.done and not self.deepest:
             self.deepest = call.name or type(module).__name__
+
+    def hear(self, x: Tensor, y: Tensor, kind: str, axes: Sequence[int], eps: float) -> None:
+        out, rank = self.ref(y).node, x.dim()
+        self.flow.told.append(Told(self.ref(x), out, kind, tuple(sorted(a % rank - rank for a in axes)), eps))
 
     def placed(self, value: Any) -> Any:
         """Put a `Ref` in the place of a tensor; containers of tensors are not looked into."""

@@ -11,12 +11,12 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
 from normkit.surgery.flow.paths import CASTS, ancestors, behind_casts, parameters_behind, passes_on, works
-from normkit.surgery.flow.record import LEAVES, Call, Flow, Node, Ref
+from normkit.surgery.flow.record import LEAVES, Call, Flow, Node, Ref, Told
 
 Kind = Literal["layer", "rms", "l2", "group", "instance", "batch"]
 
@@ -71,9 +71,25 @@ def sightings(flow: Flow) -> list[Sighting]:
         >>> [(s.module, s.kind, s.eps, s.size) for s in sightings(flow)]
         [('1', 'rms', 1e-06, 4)]
     """
-    cores = [core for node in flow.nodes if node.live and (core := _core(flow, node)) is not None]
+    ours = [core for told in flow.told if (core := _told(flow, told)) is not None]
+    inside: set[int] = set().union(*(core.nodes for core in ours))
+    others = (_core(flow, node) for node in flow.nodes if node.live and node.index not in inside)
+    cores = sorted([*ours, *(core for core in others if core is not None)], key=lambda core: core.out)
     by_out = {core.out: core for core in cores}  # sqrt then reciprocal, say, may lead to one product twice
     return [_owned(flow, core, list(by_out.values())) for core in by_out.values()]
+
+
+def _told(flow: Flow, told: Told) -> Sighting | None:
+    """Return a norm of ours, whose formula is in pieces that no pattern of others has (it rescales extreme rows)."""
+    if not flow.nodes[told.x.node].live:
+        return None
+    between = ancestors(flow, told.out, floor=told.x.node + 1)
+    weights = {name for i in between for ref in flow.nodes[i].inputs for name in parameters_behind(flow, ref.node)}
+    size = math.prod(told.x.shape[a] for a in told.axes)
+    return Sighting(
+        cast("Kind", told.kind), told.eps, told.x, told.out, size, told.axes, frozenset(between),
+        flow.nodes[told.out].call, weights=tuple(sorted(weights)),
+    )  # fmt: skip
 
 
 def _core(flow: Flow, node: Node) -> Sighting | None:
