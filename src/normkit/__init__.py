@@ -89,6 +89,10 @@ def __getattr__(name: str) -> _Any:
         from importlib.metadata import version
 
         return version("normkit")
+    if name in ("watch", "Watched", "Reading"):
+        from importlib import import_module
+
+        return getattr(import_module("normkit.watching"), name)
     if name == "testing" or name in _SURGERY:  # the conformance kit, and tools for somebody's model: when asked for
         from importlib import import_module
 

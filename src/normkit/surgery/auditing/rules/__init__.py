@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from normkit.surgery.auditing.finding import SEVERITIES, Finding
 from normkit.surgery.auditing.norm import Inspection
-from normkit.surgery.auditing.rules import calls, numbers, overflow, structure, training, weights
+from normkit.surgery.auditing.rules import calls, numbers, overflow, rotation, structure, training, weights
 
 Rule = Callable[[Inspection], Iterator[Finding]]
 
@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     structure.wrong_axis,
     structure.two_in_a_row,
     structure.query_key,
+    rotation.norm_after_rotation,
     structure.odd_one_out,
     structure.no_final_norm,
     overflow.first_not_finite,
