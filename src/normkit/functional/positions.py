@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from normkit.coverage import COVERAGE
 from normkit.kernels.registry import refuse_invariant
 from normkit.kernels.statistics import Moments
 from normkit.ops import positions as ops
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None) -> Moments:
@@ -165,6 +169,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: Eps = 1e-5,
     channel_axis: int = -1,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     r"""Batch normalization: statistics over samples and positions, per channel.
 
@@ -185,6 +190,10 @@ def batch_norm(
         momentum: weight of the new statistic, from 0 to 1.
         eps: 1e-5 unless given.
         channel_axis: where C is.
+        process_group: take a training batch's statistics over the batches of all ranks of this group, which may differ
+            in size or be empty. All must call: one all-gather of 2C + 1 numbers a rank (n, μ, M2; float64) and in the
+            backward one of 2C; results and buffers have the same bits on every rank. Gradients of x are those of
+            one process with all batches; gradients of weight and bias are this rank's share, as for every other layer.
 
     Returns:
         A tensor of x's shape and dtype. An empty batch, or one with every position masked out, gives an empty or
@@ -222,12 +231,38 @@ def batch_norm(
         momentum = check_momentum(momentum, name)
     refuse_invariant("the statistics are those of the batch")
     axes = COVERAGE["batch"].axes_in(x.dim(), channel)
+    if training and process_group is not None and process_group.size() > 1:
+        statistic = ops.Statistic(channel, x.shape[channel], False, number, wide_mask)
+        return _over_ranks(x, w, b, statistic, (running_mean, running_var), momentum, process_group)
     counted = _counted(x, axes, wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
     y, found = ops.normalize(x, w, b, ops.Statistic(channel, x.shape[channel], False, number, wide_mask))
     if training and counted and running_mean is not None and running_var is not None:
         move_running(running_mean, running_var, found(), momentum)
+    return y
+
+
+def _over_ranks(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistic: ops.Statistic,
+    running: tuple[Tensor | None, Tensor | None],
+    momentum: float,
+    group: ProcessGroup,
+) -> Tensor:
+    from normkit.ops import ranks  # torch.distributed, which not every build of PyTorch has
+
+    y, found = ranks.normalize(x, weight, bias, statistic, group)
+    counted = int(found.count.max()) if found.count.numel() else 0
+    if counted == 1:
+        raise ValueError(
+            "batch_norm: training needs more than one real (unmasked) value per channel, got one over all ranks of the "
+            "process group: the variance of a single value is 0 and every output would be the bias"
+        )
+    if counted and running[0] is not None and running[1] is not None:
+        move_running(running[0], running[1], found, momentum)
     return y
 
 

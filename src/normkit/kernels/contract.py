@@ -36,7 +36,8 @@ class Columns:
     Args:
         forward: (x, weight, bias, channel=, groups=, per_sample=, eps=, mask=) → (y, table, plan, moments): statistics
             and whatever else a backward needs, and a function that returns the `Moments` behind them.
-        backward: (x, weight, dy, table, plan, wanted=) → (dx, dweight, dbias), the last two float32 of shape (C,).
+        backward: (x, weight, dy, table, plan, wanted=, total=) → (dx, dweight, dbias), the last two float32 of shape
+            (C,); total turns sums over x into means over all that share its statistics, where other ranks hold some.
         apply: (x, table, weight, bias, channel=, mask=) → (y, plan), with statistics given as a table (1, 4, C) of
             mean, remainder, 1/√(variance + ε) and 1.
         apply_backward: as backward, of statistics that x did not make.

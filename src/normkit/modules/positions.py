@@ -1,8 +1,6 @@
-"""BatchNorm, InstanceNorm, GroupNorm: norms across positions, channels last by default."""
+"""InstanceNorm, GroupNorm, and what they share with BatchNorm: norms across positions, channels last by default."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,10 +8,8 @@ from torch import Tensor
 from normkit import functional as F
 from normkit.checks import Eps, check_eps, check_float, check_mask
 from normkit.conventions import TORCH_LAYER_NORM
-from normkit.functional.positions import check_momentum
 from normkit.modules.parameters import Affine, check_width
 
-_HALVES = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -26,7 +22,7 @@ def _check_channels(x: Tensor, channels: int, channel_axis: int, owner: str) -> 
         )
 
 
-class _Positions(Affine):
+class Positions(Affine):
     """What the three have in common: channels, ε, the channel axis and an affine of (C,)."""
 
     def __init__(
@@ -77,118 +73,7 @@ def mask_from(x: Tensor, mask: Tensor | None, lengths: Tensor | None, channel_ax
     return torch.arange(positions, device=x.device) < lengths.to(x.device).unsqueeze(1)
 
 
-class BatchNorm(_Positions):
-    r"""Batch normalization of (N, L, C) over samples and positions; see `normkit.batch_norm`.
-
-    State dict: ``weight``, ``bias``, ``running_mean``, ``running_var``, ``num_batches_tracked``, as
-        torch.nn.BatchNorm1d's.
-
-    Args:
-        num_features: C.
-        eps: 1e-5, as torch's.
-        momentum: weight of the new statistic, from 0 to 1; None for the plain average over all batches.
-        channel_axis: −1 for (N, …, C), 1 for (N, C, …).
-        affine: learn γ and β.
-        track_running_stats: remember statistics for inference; without them a batch's own are used in eval mode too.
-        device, dtype: of parameters. The running buffers are float32 (float64 for float64) and never become a half
-            type, not even under ``half()`` or ``to(torch.bfloat16)``: 8 bits cannot hold a slowly moving mean.
-
-    Raises:
-        TypeError, ValueError: as `normkit.batch_norm`; a training batch with one value per channel leaves everything
-            untouched.
-
-    Example:
-        >>> import torch, normkit as nk
-        >>> norm = nk.BatchNorm(3)
-        >>> x = torch.randn(4, 5, 3)
-        >>> y = norm(x, lengths=torch.tensor([5, 3, 1, 4]))
-        >>> int(norm.num_batches_tracked), bool((y[2, 1:] == 0).all())
-        (1, True)
-    """
-
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: Eps = 1e-5,
-        momentum: float | None = 0.1,
-        *,
-        channel_axis: int = -1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.momentum = None if momentum is None else check_momentum(momentum, "BatchNorm")
-        super().__init__(num_features, eps, channel_axis, affine, device, dtype)
-        statistics = torch.float64 if dtype == torch.float64 else torch.float32
-
-        def buffer(shape: tuple[int, ...], kind: torch.dtype) -> Tensor | None:
-            return torch.empty(shape, device=device, dtype=kind) if track_running_stats else None
-
-        self.register_buffer("running_mean", buffer((num_features,), statistics))
-        self.register_buffer("running_var", buffer((num_features,), statistics))
-        self.register_buffer("num_batches_tracked", buffer((), torch.int64))
-        self.reset_running_stats()
-
-    def reset_running_stats(self) -> None:
-        """Forget every batch: mean 0, variance 1, counter 0."""
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.num_batches_tracked.zero_()
-
-    def reset_parameters(self) -> None:
-        """Reset γ, β and the running statistics."""
-        super().reset_parameters()
-        if "running_mean" in self._buffers:
-            self.reset_running_stats()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BatchNorm:
-        """Move and cast as every module does, except that running statistics never become a half type."""
-        before = {name: self._buffers[name] for name in ("running_mean", "running_var")}
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in _HALVES and old.dtype not in _HALVES:
-                self._buffers[name] = old.to(new.device)
-        return self
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
-        """Normalise x; masked-out positions (or those beyond ``lengths``) count nowhere and come out as 0."""
-        mask = self._mask(x, mask, lengths)
-        counter = self.num_batches_tracked if self.training else None
-        # An empty batch must leave no trace, the counter included; so must a call that fails.
-        tracked = counter is not None and x.numel() > 0 and (mask is None or bool(mask.any()))
-        momentum = self.momentum
-        if momentum is None:
-            momentum = 1 / (int(counter) + 1) if counter is not None and tracked else 0.0
-        y = F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            mask=mask,
-            training=self.training,
-            momentum=momentum,
-            eps=self.eps,
-            channel_axis=self.channel_axis,
-        )
-        if counter is not None and tracked:
-            counter.add_(1)
-        return y
-
-    def extra_repr(self) -> str:
-        """Show channels, ε, axis, momentum and whether statistics are remembered."""
-        tracks = self.running_mean is not None
-        return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={tracks}"
-
-
-class InstanceNorm(_Positions):
+class InstanceNorm(Positions):
     r"""Instance normalization of (N, L, C) over positions; see `normkit.instance_norm`. No running statistics.
 
     Args:
@@ -225,7 +110,7 @@ class InstanceNorm(_Positions):
         return F.instance_norm(x, self.weight, self.bias, eps=self.eps, channel_axis=self.channel_axis, mask=mask)
 
 
-class GroupNorm(_Positions):
+class GroupNorm(Positions):
     r"""Group normalization of (N, L, C) over positions and C/G channels; see `normkit.group_norm`.
 
     Args:

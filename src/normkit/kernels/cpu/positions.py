@@ -294,14 +294,21 @@ def backward(
     plan: Plan,
     *,
     wanted: tuple[bool, bool, bool],
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dx, dw, db) with dw and db of shape (C,) in float32, None where not wanted."""
+    """Return (dx, dw, db) with dw and db of shape (C,) in float32, None where not wanted.
+
+    ``total`` turns sums over these values into means over all that share the statistics, where others hold some.
+    """
     dy, channels = laid_like(dy, x, plan.channel, plan.shape), plan.shape.channels
     sums, dx, dw, db = _sums(plan, x, dy, table), None, None, None
     if wanted[0]:
-        means, gains = torch.empty_like(sums), gains_of(weight, None, channels)
-        sizes = plan.valid.chunks.sizes
-        _merged("weigh", len(sums), channels, sums, sizes, means, depth=plan.depth, gains=gains)
+        gains = gains_of(weight, None, channels)
+        if total is None:
+            means, sizes = torch.empty_like(sums), plan.valid.chunks.sizes
+            _merged("weigh", len(sums), channels, sums, sizes, means, depth=plan.depth, gains=gains)
+        else:
+            means = total(sums) * gains[0]
         dx = fresh_like(x, plan.channel, plan.shape)
         _run(plan, "gradient", x, out=dx, dy=dy, table=table, gains=gains, sums=means)
     if wanted[1] or wanted[2]:
