@@ -145,8 +145,8 @@ CLAIMS: tuple[Claim, ...] = (
         sentences=(46,),
         source="Article, QK-Norm, “Implementation”. Full width: OLMo 2, arXiv 2501.00656.",
         measured=f"normkit's QKNorm in float64 of {TOKENS} tokens, {HEADS} heads of {DIM} with scales from .5 to 2, "
-        f"per head and over the full width; the same by {SHARDS} shards of heads that know nothing of each other, and that "
-        "share Σx².",
+        f"per head and over the full width; the same by {SHARDS} shards of heads that know nothing of each other, and "
+        "that share Σx².",
         study=STUDY,
         plays={name: name for name in ARMS},
         literal=Rule(
