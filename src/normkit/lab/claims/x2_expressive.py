@@ -11,8 +11,8 @@ MORE_EXPRESSIVE = Untestable(
     sentences=(),
     source="Article, “Post-Norm”.",
     reason="It names no quantity. As sets of functions, neither wiring is shown to contain the other, and a better "
-    "loss after training speaks of optimization and data as much as of what could be expressed. The fixed scale itself is "
-    "measured elsewhere.",
+    "loss after training speaks of optimization and data as much as of what could be expressed. The fixed scale "
+    "itself is measured elsewhere.",
     record=(
         "Where a deep Post-Norm model can be trained at all, it often ends better than Pre-Norm: Liu et al. 2020, "
         "arXiv 2004.08249, whose initialization makes that training possible.",
