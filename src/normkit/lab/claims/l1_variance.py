@@ -192,8 +192,9 @@ def _figures(e: Evidence) -> list[Chart]:
         Chart(
             caption=f"Median error of the float32 variance over {ROWS} rows of {WIDTH} numbers (bands: min–max over "
             "seeds). Dashed: u·(μ/σ)² and u·μ/σ, u = 2⁻²⁴.",
-            alt="On double logarithmic axes the one-pass error rises with slope two until it exceeds one, Welford's "
-            "with slope one; both corrected forms stay level near 10⁻⁷, and two plain passes leave them late.",
+            alt="On double logarithmic axes the one-pass error rises with slope two and passes one near 10⁴, Welford's "
+            "more slowly, below the line of slope one; layer_norm and the corrected passes stay level near 10⁻⁷, which "
+            "two plain passes leave late.",
             panels=[
                 Panel(
                     "variance in float32",

@@ -217,7 +217,7 @@ def _figures(e: Evidence) -> list[Chart]:
     positions = list(range(len(SPECS)))
     errors = [interval(e.numbers(role, "storage")).mean for role in SPECS]
     lines = [
-        Series(f"{_NAMES[role]}, λ = {DECAY:g}", TARGETS, e.first(role, "decayed")) for role in ("plain", "one-plus")
+        Series(words, TARGETS, e.first(role, "decayed")) for role, words in {"plain": "w", "one-plus": "1 + w"}.items()
     ]
     wanted = Series("the gain the loss wants", TARGETS, TARGETS, kind="reference")
     return [
@@ -236,7 +236,9 @@ def _figures(e: Evidence) -> list[Chart]:
                     y_scale="log",
                     x_names=[_NAMES[role] for role in SPECS],
                 ),
-                Panel("weight decay", "gain the loss wants, g", "gain after training", [*lines, wanted]),
+                Panel(
+                    f"weight decay, λ = {DECAY:g}", "gain the loss wants, g", "gain after training", [*lines, wanted]
+                ),
             ],
         )
     ]
