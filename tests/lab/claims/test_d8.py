@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Bench, Evidence, Measurement
 from normkit.lab.claims import d8_memory_bound as module
@@ -89,7 +90,7 @@ def test_a_small_run_on_this_machine(monkeypatch, told, judge_claim):
     assert all(v > 0 for m in made for v in m.values.values())
     evidence = Evidence(made, D8.plays, SETTINGS)
     assert told(D8, evidence)
-    assert len(D8.figures(evidence)) == 1
+    check_pictures(D8, made, SETTINGS)
 
 
 def test_threads_are_given_back_even_after_an_error():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import j1_qk_bound as module
@@ -23,6 +24,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(J1, J1.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(J1, J1.control.plays, measured).verdict is Verdict.FAILS
     assert told(J1, Evidence(measured, J1.plays, SETTINGS))
+    check_pictures(J1, measured, SETTINGS)
 
 
 def test_logits_and_entropy_by_their_definitions():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import j2_rope_order as module
@@ -23,6 +24,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(J2, J2.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(J2, J2.control.plays, measured).verdict is Verdict.FAILS
     assert told(J2, Evidence(measured, J2.plays, SETTINGS))
+    check_pictures(J2, measured, SETTINGS)
 
 
 def test_rotation_is_two_by_two_matrices():

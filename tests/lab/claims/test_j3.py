@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import j3_qk_coverage as module
@@ -19,6 +20,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(J3, J3.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(J3, J3.control.plays, measured).verdict is Verdict.FAILS
     assert told(J3, Evidence(measured, J3.plays, SETTINGS))
+    check_pictures(J3, measured, SETTINGS)
 
 
 def test_uneven_shards_sum_to_the_formula():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import k1_recentring as module
@@ -23,6 +24,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(K1, K1.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(K1, K1.control.plays, measured).verdict is Verdict.FAILS
     assert told(K1, Evidence(measured, K1.plays, SETTINGS))
+    check_pictures(K1, measured, SETTINGS)
 
 
 def test_compressed_norm_by_its_formula():

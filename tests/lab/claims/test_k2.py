@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Bench, Evidence
 from normkit.lab.claims import k2_folding as module
@@ -21,6 +22,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(K2, K2.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(K2, K2.control.plays, measured).verdict is Verdict.FAILS
     assert told(K2, Evidence(measured, K2.plays, SETTINGS))
+    check_pictures(K2, measured, SETTINGS)
 
 
 def test_the_rotation_is_one():

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import l1_variance as module
@@ -26,6 +27,7 @@ def test_verdict_control_and_summary(measured, judge_claim, told):
     assert judge_claim(L1, L1.plays, measured).verdict is Verdict.CORRECTED
     assert judge_claim(L1, L1.control.plays, measured).verdict is Verdict.FAILS
     assert "one pass" in told(L1, Evidence(measured, L1.plays, SETTINGS))
+    check_pictures(L1, measured, SETTINGS)
 
 
 @pytest.mark.parametrize("name", module.ALGORITHMS)

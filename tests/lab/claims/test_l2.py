@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims.l2_low_precision_sums import CLAIMS, STUDY, running_sum
@@ -20,6 +21,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(L2, L2.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(L2, L2.control.plays, measured).verdict is Verdict.FAILS
     assert "256" in told(L2, Evidence(measured, L2.plays, SETTINGS))
+    check_pictures(L2, measured, SETTINGS)
 
 
 def test_running_sum_is_the_scalar_loop():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import l4_one_plus_weight as module
@@ -20,6 +21,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(L4, L4.plays, measured).verdict is Verdict.CORRECTED
     assert judge_claim(L4, L4.control.plays, measured).verdict is Verdict.FAILS
     assert told(L4, Evidence(measured, L4.plays, SETTINGS))
+    check_pictures(L4, measured, SETTINGS)
 
 
 @pytest.mark.parametrize("spread", [SPREAD, 0.07, 0.12])

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import l5_half_overflow as module
@@ -22,6 +23,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(L5, L5.plays, measured).verdict is Verdict.CORRECTED
     assert judge_claim(L5, L5.control.plays, measured).verdict is Verdict.FAILS
     assert told(L5, Evidence(measured, L5.plays, SETTINGS))
+    check_pictures(L5, measured, SETTINGS)
 
 
 def test_the_chain_value_by_value():

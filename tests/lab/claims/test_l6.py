@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims.l6_rsqrt import ARMS, CLAIMS, STUDY, U, _inverse_root, bit_trick, newton
@@ -22,6 +23,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(L6, L6.plays, measured).verdict is Verdict.CORRECTED
     assert judge_claim(L6, L6.control.plays, measured).verdict is Verdict.FAILS
     assert told(L6, Evidence(measured, L6.plays, SETTINGS))
+    check_pictures(L6, measured, SETTINGS)
     assert newton(U * measured[2].values["largest"]) == pytest.approx(U * measured[3].values["largest"], rel=0.01)
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pictures import check_pictures
 
 from normkit.lab.claim import Evidence
 from normkit.lab.claims import m1_sink_geometry as module
@@ -22,6 +23,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(M1, M1.plays, measured).verdict is Verdict.CORRECTED
     assert judge_claim(M1, M1.control.plays, measured).verdict is Verdict.FAILS
     assert told(M1, Evidence(measured, M1.plays, SETTINGS))
+    check_pictures(M1, measured, SETTINGS)
 
 
 def test_laws_by_hand():

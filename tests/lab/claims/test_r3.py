@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pictures import check_pictures
 from torch import nn
 
 from normkit.lab.claim import Evidence
@@ -21,6 +22,7 @@ def test_verdict_control_and_summary(measure_study, judge_claim, told):
     assert judge_claim(R3, R3.plays, measured).verdict is Verdict.HOLDS
     assert judge_claim(R3, R3.control.plays, measured).verdict is Verdict.FAILS
     assert told(R3, Evidence(measured, R3.plays, SETTINGS))
+    check_pictures(R3, measured, SETTINGS)
 
 
 def test_torch_s_default_is_the_float32_epsilon_in_every_dtype(measure_study):

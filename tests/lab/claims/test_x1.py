@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from pictures import check_pictures
 from torch import nn
 
 from normkit.lab.claim import Evidence
@@ -21,6 +22,7 @@ def test_verdict_controls_and_summary(measure_study, judge_claim, told):
     assert flips(verdict, judge_claim(X1, X1.control.plays, measured).verdict)
     assert flips(verdict, judge_claim(X1, X1.planted.plays, measured).verdict)
     assert "pow" in told(X1, Evidence(measured, X1.plays, SETTINGS))
+    check_pictures(X1, measured, SETTINGS)
 
 
 def test_what_counts():
