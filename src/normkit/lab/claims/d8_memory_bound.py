@@ -49,7 +49,7 @@ def by_operators(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def contestants(x: Tensor, weight: Tensor, bias: Tensor) -> Runs:
-    """Return what is timed, by name. Fused means normkit's fastest backend, whatever the session asked for."""
+    """Return what is timed, by name. Fused means normkit's fastest backend, whatever NORMKIT_BACKEND says."""
     out = torch.empty_like(x)
 
     def fused() -> object:
