@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
+from normkit.lab.language import Words
 from normkit.lab.runs.judged import Judged, summary_of
 from normkit.lab.runs.plan import Plan
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines with aligned columns; the last column is as long as it is."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-    lines = [head, ["─" * len(word) for word in head], *rows]
+    widths = [max(cell_len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
+    lines = [head, ["─" * cell_len(word) for word in head], *rows]
     return [
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        "  ".join([*(padded(cell, width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in lines
     ]
+
+
+def padded(text: str, width: int) -> str:
+    """Return ``text`` filled up to ``width`` columns of a terminal, in which a Chinese character takes two."""
+    return text + " " * (width - cell_len(text))
 
 
 def seconds(value: float) -> str:
@@ -30,23 +38,32 @@ def seconds(value: float) -> str:
 
 
 def verdict(judged: Judged) -> str:
-    """Return the verdict in words."""
+    """Return the verdict in English words, which `Words` translate."""
     if judged.judgement is None:
         return "could not run" if judged.error else "not measured"
     return judged.judgement.verdict.value
 
 
-def control(judged: Judged) -> str:
+def control(judged: Judged, words: Words) -> str:
     """Say what the control came to."""
     if judged.control_judgement is None:
         return "–"
-    return f"{judged.control_judgement.verdict.value}{'' if judged.flipped else ' (does not flip)'}"
+    flip = "" if judged.flipped else f" ({words('does not flip')})"
+    return f"{words(judged.control_judgement.verdict)}{flip}"
 
 
-def verdict_table(all_judged: Sequence[Judged]) -> list[str]:
+def told(judged: Judged, words: Words) -> str:
+    """Return the measured result in a line, or the reason why there is none."""
+    return summary_of(judged) if judged.claim.study is not None else words.said(judged.claim).reason
+
+
+def verdict_table(all_judged: Sequence[Judged], words: Words) -> list[str]:
     """Return one line a claim: verdict, control, the numbers."""
-    rows = [[j.claim.id, verdict(j), control(j), j.claim.title, summary_of(j)] for j in all_judged]
-    return table(["claim", "verdict", "control", "title", "measured"], rows)
+    rows = [
+        [j.claim.id, words(verdict(j)), control(j, words), words.said(j.claim).title, told(j, words)]
+        for j in all_judged
+    ]
+    return table([words(head) for head in ("claim", "verdict", "control", "title", "measured")], rows)
 
 
 def plan_table(plan: Plan) -> list[str]:
