@@ -30,7 +30,7 @@ KEYS = {
     Verdict.UNDECIDED: "undecided",
     Verdict.UNTESTABLE: "untestable",
 }
-_FEW = 3  # criteria that a line of the table of all claims shows
+_FEW = 2  # criteria that a line of the table of all claims shows
 
 
 @dataclass(frozen=True)

@@ -144,13 +144,15 @@ def report(
 def compare_(
     a: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     b: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.")],
+    everything: Annotated[bool, typer.Option("--all", help="List what is the same, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which verdicts differ between two runs, and their criteria's values side by side.
+    """List what differs between two runs: verdicts, and criteria with the paired interval over the seeds they share.
 
     \b
     Examples:
       normkit lab compare runs/quick runs/other-seeds
+      normkit lab compare runs/before runs/after --all
     """
     with _refusals():
         found = compare(a, b, [claim for claim, _ in located()])
@@ -158,7 +160,7 @@ def compare_(
         _print_json(found)
         return
     _print([f"a: {a}", f"b: {b}", *(f"settings: {text}" for text in found["settings"]), ""])
-    _print(comparison(found["claims"]))
+    _print(comparison(found["claims"], everything))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -91,16 +91,45 @@ def plan_line(plan: Plan, jobs: int) -> str:
     )
 
 
-def comparison(differences: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the comparison of two runs: verdicts first, then the criteria side by side."""
+def comparison(differences: Sequence[Mapping[str, Any]], everything: bool = False) -> list[str]:
+    """Return the comparison of two runs: what differs, in full if ``everything``, and how much does not.
+
+    After the means with their ranges stands the paired difference b − a with its 95 % interval, and an asterisk where
+    that interval leaves out zero.
+    """
     lines: list[str] = []
     for entry in differences:
+        if not (everything or entry["differs"] or entry["rule_changed"] or entry["a"] is None or entry["b"] is None):
+            continue
         mark = "≠" if entry["changed"] else "=" if entry["a"] == entry["b"] else " "
-        lines.append(f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}")
-        lines.extend(f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}" for c in entry["criteria"])
-    changed = sum(bool(entry["changed"]) for entry in differences)
-    both = sum(bool(entry["a"] and entry["b"]) for entry in differences)
-    return [*lines, "", f"{changed} of the {both} verdicts that both runs have differ"]
+        rule = "  (the rule changed)" if entry["rule_changed"] else ""
+        lines.append(
+            f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}{rule}"
+        )
+        lines.extend(_compared(c) for c in entry["criteria"] if everything or entry["changed"] or c["differs"])
+    both = [entry for entry in differences if entry["a"] and entry["b"]]
+    criteria = [c for entry in both for c in entry["criteria"] if c["difference"] is not None]
+    changed, moved = sum(bool(e["changed"]) for e in both), sum(bool(c["differs"]) for c in criteria)
+    return [
+        *lines,
+        "",
+        f"{changed} of the {len(both)} verdicts that both runs have differ; "
+        f"{moved} of the {len(criteria)} criteria that can be paired",
+    ]
+
+
+def _compared(c: Mapping[str, Any]) -> str:
+    line = f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}"
+    if c["outcomes"][0] != c["outcomes"][1] and None not in c["outcomes"]:
+        line += f"  ({c['outcomes'][0]} → {c['outcomes'][1]})"
+    found = c["difference"]
+    if found is None:
+        return line
+    if len(found["seeds"]) == 1:
+        return f"{line}  b − a {found['mean']:.4g} (1 seed)"
+    star = "" if found["low"] <= 0.0 <= found["high"] else " *"
+    span = f"[{found['low']:.4g}, {found['high']:.4g}]"
+    return f"{line}  b − a {found['mean']:.4g} {span} ({len(found['seeds'])} seeds){star}"
 
 
 def _mean(values: Sequence[float | None] | None) -> str:
