@@ -12,13 +12,14 @@ import pytest
 
 from normkit.lab import language
 from normkit.lab.claims import catalogue
-from normkit.lab.language import Words, words
+from normkit.lab.language import Words, fingerprint, words
 from normkit.lab.report.groups import TITLES
+from normkit.lab.untestable import Entry
 from normkit.lab.verdict import Outcome, Verdict
 
 LAB = Path(language.__file__).parents[1]
 PAGE: dict[str, str] = json.loads((LAB / "language" / "zh" / "page.json").read_text(encoding="utf-8"))
-CLAIMS: dict[str, dict[str, str]] = json.loads((LAB / "language" / "zh" / "claims.json").read_text(encoding="utf-8"))
+CLAIMS: list[dict[str, str]] = json.loads((LAB / "language" / "zh" / "claims.json").read_text(encoding="utf-8"))
 COMMITTED = LAB.parents[2] / "docs" / "reference-run" / "verdicts.json"
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*|[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 
@@ -58,15 +59,18 @@ def test_a_translation_takes_the_same_values(english: str) -> None:
 
 def test_every_claim_of_the_committed_run_says_its_sentence_in_chinese() -> None:
     published = {entry["id"] for entry in json.loads(COMMITTED.read_text())}
-    assert published <= CLAIMS.keys()
+    english = [c for c in catalogue() if c.id in published and Words("zh").said(c).html == "en"]
+    assert [(c.id, fingerprint(c)) for c in english] == [], "add these to zh/claims.json, or translate them anew"
 
 
-@pytest.mark.parametrize("claim", [c for c in catalogue() if c.id in CLAIMS], ids=lambda c: c.id)
-def test_a_translation_has_the_numbers_of_its_original(claim) -> None:
+TRANSLATED = [c for c in catalogue() if Words("zh").said(c).html != "en"]
+
+
+@pytest.mark.parametrize("claim", TRANSLATED, ids=lambda c: c.id)
+def test_a_translation_has_the_numbers_of_its_original(claim: Entry) -> None:
     said = Words("zh").said(claim)
-    assert said.html == "zh-Hans", "a correction that only one of the two languages has"
     for part in ("sentence", "correction"):
-        english = getattr(claim, part, "")
+        english = str(getattr(claim, part, ""))
         assert set(NUMBER.findall(english)) == set(NUMBER.findall(getattr(said, part))), part
         assert bool(english) == bool(re.search("[一-鿿]", getattr(said, part)))
     assert re.search("[一-鿿]", said.title)
@@ -77,6 +81,8 @@ def test_a_claim_without_a_translation_stays_english_and_says_so() -> None:
     assert Words("zh").said(known).html == "zh-Hans"
     said = Words("zh").said(replace(known, id="A1z"))
     assert (said.sentence, said.html) == (known.sentence, "en")
+    edited = replace(known, sentence=known.sentence.replace("a little", "a lot"))
+    assert Words("zh").said(edited).html == "en", "a translation of what the sentence no longer says"
     assert Words().said(known).sentence == known.sentence
 
 

@@ -88,7 +88,8 @@ FOCUSABLE = """[...document.querySelectorAll('a[href], summary, [tabindex="0"]')
 FOCUSED = """(() => {
   const e = document.activeElement, r = e.getBoundingClientRect(), s = getComputedStyle(e);
   return {
-    place: FOCUSABLE.indexOf(e), text: e.textContent.slice(0, 40), top: r.top + scrollY, left: r.left, inMain: !!e.closest("main"), skip: e.matches(".skip"),
+    place: FOCUSABLE.indexOf(e), text: e.textContent.slice(0, 40), top: r.top + scrollY, left: r.left,
+    inMain: !!e.closest("main"), skip: e.matches(".skip"),
     seen: r.width > 0 && r.height > 0 && r.right > 0 && r.left < innerWidth && r.bottom > 0 && r.top < innerHeight,
     ring: s.outlineStyle !== "none" ? parseFloat(s.outlineWidth) : 0,
   };

@@ -17,6 +17,7 @@ from normkit.lab.language import Words
 from normkit.lab.report.charts import _cache
 from normkit.lab.report.page import page
 from normkit.lab.report.view import ClaimView, command, entry_view, flat, seeds
+from normkit.lab.rule_changes import rule_changes
 from normkit.lab.runs.judged import RunError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "rect", "circle", "use", "line"}
@@ -273,6 +274,60 @@ def test_reading_order_for_the_keyboard(read: Reader) -> None:
     regions = [a for _, a in read.elements if a.get("class", "").startswith("scroll")]
     assert regions
     assert all(a["tabindex"] == "0" and a["role"] == "region" and a["aria-label"] for a in regions)
+
+
+def test_the_table_of_all_claims_tells_rules_spread_three_verdicts_and_the_control(html: str) -> None:
+    table = html[html.index('<table class="claims">') : html.index('<h2 id="sentences">')]
+    row = next(r for r in table.split("<tr>") if 'href="#claim-A2"' in r)
+    words = Reader(row).words
+    assert "The sentence as it stands. The slope lies within 0.1 of 0.5. rule from the sentence" in words
+    assert "The corrected sentence. The slope lies within 0.1 of 0.2. rule from the theory" in words
+    assert re.search(r"0\.\d+ ± 0\.\d+ ✕ failed slope of ln", words)
+    assert re.search(r"0\.\d+ ± 0\.\d+ ✓ passed slope of ln", words)
+    assert row.count('href="#shape-corrected"') == 1 + 3
+    assert "fails ✓ flipped" in words
+    undecided = next(r for r in table.split("<tr>") if 'href="#claim-L3"' in r)
+    shapes = re.findall(r'href="#shape-(\w+)"', undecided[undecided.index('class="three"') :])
+    assert len(set(shapes[:3])) > 1  # it is not decided because these differ
+
+
+def test_rules_changed_after_their_first_run_stand_with_their_old_verdict(html: str) -> None:
+    section = html[html.index('<h2 id="changes">') :].split("</section>")[0]
+    words = Reader(section).words
+    for change in rule_changes():
+        if change.claim in {c.id for c in fakes.catalogue()}:
+            assert f"{change.before} {change.verdict_before.value} control: {change.control_before.value}" in words
+            assert change.why in words
+    assert "F1" in words
+    article = html[html.index('<article id="claim-F1"') :].split("</article>")[0]
+    assert "The rule, changed after its first run" in article
+    assert html.count("The rule, changed after its first run") == 1
+
+
+def test_every_sentence_of_the_article_leads_to_its_claims(html: str) -> None:
+    section = html[html.index('<h2 id="sentences">') :].split("</section>")[0]
+    for claim in fakes.catalogue():
+        assert section.count(f'href="#claim-{claim.id}"') == len(set(claim.sentences))
+    numbers = [int(n) for n in re.findall(r'<span class="n">(\d+)', section)]
+    assert numbers == sorted({n for c in fakes.catalogue() for n in c.sentences})
+
+
+def test_in_chinese_what_is_not_translated_is_english_and_says_so() -> None:
+    run = fakes.run()
+    html = page(run, fakes.judged(run), Words("zh"))
+    read = Reader(html)
+    assert ("html", {"lang": "zh-Hans"}) in read.elements
+    assert read.wrong == []
+    assert "最出人意料的结论" in read.words
+    assert "修正后成立" in read.words
+    sentence = "Adding 64 layers of noise of size 0.1 to a unit stream"
+    assert all(
+        html[: m.start()].endswith('<span lang="en">') for m in re.finditer(sentence, html)
+    )  # these made-up claims have no translation
+    assert read.words.count("未译") > 20
+    assert html.count('lang="en"') > 100
+    assert "<img" not in html
+    assert fakes.HOSTILE in read.words
 
 
 def test_command_quotes_and_names_what_differs_from_the_defaults() -> None:

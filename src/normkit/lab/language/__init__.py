@@ -1,12 +1,13 @@
 """The lab's words in English and in simplified Chinese: the page's own, the verdicts', and the claims' sentences.
 
 English is what the code says. A Chinese text is looked up by it (the page's words, ``zh/page.json``) or by a claim's
-id (``zh/claims.json``). What has no Chinese text stays English and is marked as such, so a new claim needs no
-translation to be measured and read.
+id (``zh/claims.json``), where it names the English text it is a translation of. What has no Chinese text stays English
+and is marked as such, so a new claim needs no translation to be measured and read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -65,12 +66,16 @@ class Words:
         """Return a claim's texts in this language, or its English ones where there are no others."""
         correction = claim.correction if claim.study is not None else ""
         reason = "" if claim.study is not None else claim.reason
-        found = _claims().get(claim.id) if self.language == "zh" else None
-        if found is None or bool(found.get("correction")) != bool(correction):
+        found = _claims().get((claim.id, fingerprint(claim))) if self.language == "zh" else None
+        if found is None:
             return Said(claim.title, claim.sentence, correction, reason, "en")
-        return Said(
-            found["title"], found["sentence"], found.get("correction", ""), found.get("reason", reason), self.html
-        )
+        return Said(found["title"], found["sentence"], found.get("correction", ""), found.get("reason", ""), self.html)
+
+
+def fingerprint(claim: Entry) -> str:
+    """Return eight digits that change with a claim's English texts, so that no translation outlives its original."""
+    own = (claim.correction, "") if claim.study is not None else ("", claim.reason)
+    return hashlib.sha256("\n".join((claim.title, claim.sentence, *own)).encode()).hexdigest()[:8]
 
 
 def words(language: str) -> Words:
@@ -90,5 +95,6 @@ def _page() -> dict[str, str]:
 
 
 @cache
-def _claims() -> dict[str, dict[str, str]]:
-    return json.loads((_HERE / "zh" / "claims.json").read_text(encoding="utf-8"))
+def _claims() -> dict[tuple[str, str], dict[str, str]]:
+    entries = json.loads((_HERE / "zh" / "claims.json").read_text(encoding="utf-8"))
+    return {(entry["id"], entry["of"]): entry for entry in entries}

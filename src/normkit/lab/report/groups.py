@@ -15,13 +15,16 @@ TITLES = {
     "D": "LayerNorm and RMSNorm",
     "F": "Post-Norm and Pre-Norm",
     "G": "DeepNorm and initialisation",
-    "H": "More wirings, and what is on record",
+    "H": "More wirings",
     "I": "Other ways to keep a scale",
     "J": "QK-norm",
     "K": "Models that are the same function",
     "L": "Rounding",
     "M": "Massive activations",
+    "P": "Norms around a sublayer",
     "R": "Speed, and the article's own code",
+    "U": "What no experiment settles",
+    "X": "Beyond the numbered sentences",
 }
 
 
