@@ -76,6 +76,7 @@ RANKS = [
     ["normkit.lab.numbers"],
     ["normkit.lab.corpus"],
     ["normkit.lab.claim", "normkit.lab.untestable"],
+    ["normkit.lab.language", "normkit.lab.rule_changes"],
     ["normkit.lab.model.attention", "normkit.lab.model.feedforward", "normkit.lab.model.norms", "normkit.lab.model"],
     ["normkit.lab.model.initial"],
     ["normkit.lab.model.transformer"],

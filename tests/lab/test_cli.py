@@ -187,6 +187,19 @@ def test_a_run_with_json_prints_json_only_and_codes_follow_the_verdicts(module: 
     assert kept == {"T1", "T2", "BAD"}
 
 
+def test_verdicts_are_told_in_chinese_when_asked(mixed: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    result = call("run", "T1", "OPEN", "--out", "run", "--lang", "zh")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["论断", "判定", "对照", "标题", "测得"]
+    assert re.search(r"^T1    成立          不成立  toy T1    difference ", result.stdout, re.MULTILINE)
+    assert re.search(r"^OPEN  此处无法检验  –       toy OPEN  Dear", result.stdout, re.MULTILINE)
+    assert "T1: 成立. toy T1" in result.stderr
+    refused = call("run", "T1", "--out", "other", "--lang", "tlh")
+    assert refused.exit_code == 2
+    assert "expected en or zh" in refused.stderr
+
+
 def test_report_and_compare_refuse_what_is_no_run(module: ModuleType, tmp_path: Path):
     for args in (["report", "nowhere"], ["compare", "nowhere", "nowhere"], ["report", "."]):
         result = call(*args)
@@ -213,9 +226,29 @@ def test_compare_puts_verdicts_and_criteria_side_by_side(module: ModuleType, tmp
     assert len(criterion["a"]) == len(criterion["b"]) == 3
     assert criterion["a"] != criterion["b"]
     assert found["settings"] == ["seeds is [0, 1, 2, 3, 4], asked for [100, 101, 102]"]
+    assert criterion["difference"] is None  # no seed in common
     text = call("compare", "a", "b").stdout
     assert "T1   ≠  holds  |  not decided" in text
     assert "1 of the 2 verdicts that both runs have differ" in text
+
+
+def test_compare_pairs_what_two_runs_measured_at_the_same_seeds(module: ModuleType, tmp_path: Path):
+    assert call("run", "T1", "--out", "a", "--seeds", "0-2").exit_code == 0
+    file = tmp_path / f"{module.__name__}.py"
+    file.write_text(SOURCE.replace("OFFSET = 1.0", "OFFSET = 1.5"))
+    assert call("run", "T1", "--out", "b", "--seeds", "1-3").exit_code == 0
+    [t1, _] = json.loads(call("compare", "a", "b", "--json").stdout)["claims"]
+    found = t1["criteria"][0]["difference"]
+    assert found["seeds"] == [1, 2]
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["low"] == pytest.approx(0.5)  # the draws are the same, so is every difference
+    assert (t1["changed"], t1["differs"]) == (False, True)
+    text = call("compare", "a", "b").stdout
+    assert "b − a 0.5 [0.5, 0.5] (2 seeds) *" in text
+    assert "0 of the 2 verdicts that both runs have differ; 2 of the 2 criteria" in text
+    same = call("compare", "a", "a").stdout
+    assert "T1" not in same
+    assert "0 of the 2 criteria" in same
 
 
 def test_what_cannot_be_tested_is_listed_selected_and_answered_for_nothing(mixed: ModuleType, tmp_path: Path):
@@ -255,9 +288,12 @@ def test_compare_puts_what_cannot_be_tested_beside_itself(mixed: ModuleType, tmp
         "a": "not testable here",
         "b": "not testable here",
         "changed": False,
+        "rule_changed": False,
+        "differs": False,
         "criteria": [],
     }
-    text = call("compare", "a", "b").stdout
+    assert "OPEN" not in call("compare", "a", "b").stdout
+    text = call("compare", "a", "b", "--all").stdout
     assert "OPEN =  not testable here  |  not testable here" in text
     assert "0 of the 3 verdicts that both runs have differ" in text
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from normkit.coverage import COVERAGE, Coverage
+from normkit.lab.language import Words
 from normkit.lab.report import drawings
 from normkit.lab.report.gauge import gauge
 from normkit.lab.report.inline import inline
@@ -114,9 +115,9 @@ def test_measured_and_region_in_words() -> None:
     assert measured(criterion("near", [0.4, 0.6], every=True)) == "0.4 … 0.6"
     assert measured(criterion("near", [0.4, float("nan")])) == "not a number"
     assert measured(criterion("near", [0.4, float("nan")], every=True)) == "not a number among the values"
-    assert judged_on(criterion("near", [0.5])) == "one value"
-    assert judged_on(criterion("near", [0.5, 0.6])) == "mean of 2, 95 % interval"
-    assert judged_on(criterion("near", [0.5, 0.6], every=True)) == "every one of 2 values"
+    assert judged_on(criterion("near", [0.5]), Words()) == "one value"
+    assert judged_on(criterion("near", [0.5, 0.6]), Words()) == "mean of 2, 95 % interval"
+    assert judged_on(criterion("near", [0.5, 0.6], every=True), Words()) == "every one of 2 values"
     assert region(criterion("near", [0.5])) == "0.4 … 0.6"
     assert region(criterion("at_most", [0.5])) == "≤ 0.6"
     assert region(criterion("above", [0.5])) == "> 0.6"

@@ -13,9 +13,11 @@ import pytest
 import report_fakes as fakes
 
 from normkit.lab import report
+from normkit.lab.language import Words
 from normkit.lab.report.charts import _cache
 from normkit.lab.report.page import page
 from normkit.lab.report.view import ClaimView, command, entry_view, flat, seeds
+from normkit.lab.rule_changes import rule_changes
 from normkit.lab.runs.judged import RunError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "rect", "circle", "use", "line"}
@@ -134,14 +136,17 @@ def test_no_clock_and_no_machine_path(html: str) -> None:
 
 def test_findings_come_first_and_what_is_wrong_comes_before_what_is_right(html: str) -> None:
     html = html[html.index("<main") :]
-    heads = ["Wrong, or right only with a correction", ">Right<", ">Not decided<", ">Waiting<"]
-    heads += [">Not testable here</h2>", ">All claims<", '<article id="claim-A1"', ">The wirings<", ">This run<"]
+    heads = [">The most surprising findings<", ">Also wrong, or right only with a correction<", ">Right<"]
+    heads += [">Not decided<", ">Waiting<", ">Not testable here</h2>", ">All claims<", ">By the article’s sentences<"]
+    heads += [">Rules changed after their first run<", '<article id="claim-A1"', ">The wirings<", ">This run<"]
     places = [html.index(head) for head in heads]
     assert places == sorted(places)
-    wrong = html[places[0] : places[1]]
-    assert wrong.index("Recovering the identity") < wrong.index("The toy residual stream")
-    assert "RMSNorm 2.1 × slower" in wrong
-    assert "Gain a layer" not in wrong
+    opening, wrong = html[places[0] : places[1]], html[places[1] : places[2]]
+    assert opening.index("RMSNorm 2.1 × slower") < opening.index("The toy residual stream")
+    assert "Recovering the identity" in wrong  # it fails, but so does its control
+    assert "Recovering the identity" not in opening
+    assert "The toy residual stream" not in wrong
+    assert "Gain a layer" not in opening + wrong
 
 
 def test_counts_are_the_verdicts(html: str) -> None:
@@ -208,7 +213,7 @@ def test_a_run_without_any_measurement_opens() -> None:
 
 
 def test_a_control_that_does_not_flip_is_said_up_front(html: str) -> None:
-    top = html[: html.index("Wrong, or right only")]
+    top = html[: html.index("The most surprising findings")]
     assert "Read with care" in top
     assert '<a href="#claim-D3">D3</a>' in top
     assert '<a href="#claim-L3">' not in top[top.index("Read with care") :]  # undecided: nothing to flip
@@ -271,13 +276,67 @@ def test_reading_order_for_the_keyboard(read: Reader) -> None:
     assert all(a["tabindex"] == "0" and a["role"] == "region" and a["aria-label"] for a in regions)
 
 
+def test_the_table_of_all_claims_tells_rules_spread_three_verdicts_and_the_control(html: str) -> None:
+    table = html[html.index('<table class="claims">') : html.index('<h2 id="sentences">')]
+    row = next(r for r in table.split("<tr>") if 'href="#claim-A2"' in r)
+    words = Reader(row).words
+    assert "The sentence as it stands. The slope lies within 0.1 of 0.5. rule from the sentence" in words
+    assert "The corrected sentence. The slope lies within 0.1 of 0.2. rule from the theory" in words
+    assert re.search(r"0\.\d+ ± 0\.\d+ ✕ failed slope of ln", words)
+    assert re.search(r"0\.\d+ ± 0\.\d+ ✓ passed slope of ln", words)
+    assert row.count('href="#shape-corrected"') == 1 + 3
+    assert "fails ✓ flipped" in words
+    undecided = next(r for r in table.split("<tr>") if 'href="#claim-L3"' in r)
+    shapes = re.findall(r'href="#shape-(\w+)"', undecided[undecided.index('class="three"') :])
+    assert len(set(shapes[:3])) > 1  # it is not decided because these differ
+
+
+def test_rules_changed_after_their_first_run_stand_with_their_old_verdict(html: str) -> None:
+    section = html[html.index('<h2 id="changes">') :].split("</section>")[0]
+    words = Reader(section).words
+    for change in rule_changes():
+        if change.claim in {c.id for c in fakes.catalogue()}:
+            assert f"{change.before} {change.verdict_before.value} control: {change.control_before.value}" in words
+            assert change.why in words
+    assert "F1" in words
+    article = html[html.index('<article id="claim-F1"') :].split("</article>")[0]
+    assert "The rule, changed after its first run" in article
+    assert html.count("The rule, changed after its first run") == 1
+
+
+def test_every_sentence_of_the_article_leads_to_its_claims(html: str) -> None:
+    section = html[html.index('<h2 id="sentences">') :].split("</section>")[0]
+    for claim in fakes.catalogue():
+        assert section.count(f'href="#claim-{claim.id}"') == len(set(claim.sentences))
+    numbers = [int(n) for n in re.findall(r'<span class="n">(\d+)', section)]
+    assert numbers == sorted({n for c in fakes.catalogue() for n in c.sentences})
+
+
+def test_in_chinese_what_is_not_translated_is_english_and_says_so() -> None:
+    run = fakes.run()
+    html = page(run, fakes.judged(run), Words("zh"))
+    read = Reader(html)
+    assert ("html", {"lang": "zh-Hans"}) in read.elements
+    assert read.wrong == []
+    assert "最出人意料的结论" in read.words
+    assert "修正后成立" in read.words
+    sentence = "Adding 64 layers of noise of size 0.1 to a unit stream"
+    assert all(
+        html[: m.start()].endswith('<span lang="en">') for m in re.finditer(sentence, html)
+    )  # these made-up claims have no translation
+    assert read.words.count("未译") > 20
+    assert html.count('lang="en"') > 100
+    assert "<img" not in html
+    assert fakes.HOSTILE in read.words
+
+
 def test_command_quotes_and_names_what_differs_from_the_defaults() -> None:
     run = fakes.run(seeds=(100, 101, 102), mode="full", device="cuda")
     judged = {j.claim.id: j for j in fakes.judged(run)}
     expected = "normkit lab run A2 --full --seeds 100-102 --out runs/A2 --device cuda"
     assert command(judged["A2"].claim, run.settings) == expected
     assert "--corpus '</script>" in command(judged["F3"].claim, run.settings)
-    view = entry_view(judged["Z9"], run)
+    view = entry_view(judged["Z9"], run, Words())
     assert isinstance(view, ClaimView)
     assert view.command.startswith("normkit lab run Z9")
 
@@ -307,7 +366,7 @@ def test_write_report_replaces_the_page_and_leaves_nothing_beside(
     assert first.decode() == report.render(tmp_path)
     assert report.write_report(tmp_path).read_bytes() == first
     names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"environment.json", "measurements.jsonl", "report.html", "settings.json"}
+    assert names == {"environment.json", "figures", "measurements.jsonl", "report.html", "settings.json"}
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

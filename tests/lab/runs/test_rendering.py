@@ -45,7 +45,7 @@ def test_verdicts_that_come_while_it_renders_make_one_more_rendering_after_a_pau
     report.due = True
     report.render_if_due()
     [worker] = pool.workers
-    assert worker.given == [{"report": "run"}]
+    assert worker.given == [{"report": "run", "language": "en"}]
     report.due = True
     report.render_if_due()
     assert len(worker.given) == 1  # one at a time

@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 
+from normkit.lab.terminal.compare import paired
 from normkit.lab.terminal.tables import comparison, seconds, table
 
 
@@ -20,13 +23,57 @@ def test_durations(value: float, text: str):
     assert seconds(value) == text
 
 
+def criterion(name: str, a: list[float | None] | None, b: list[float | None] | None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "a": a, "b": b, "outcomes": ["passed"] * 2, "difference": None, "differs": False} | more
+
+
+def entry(name: str, *criteria: dict[str, Any], **more: Any) -> dict[str, Any]:
+    same = {"a": "holds", "b": "holds", "changed": False, "rule_changed": False, "differs": False}
+    return {"id": name, "criteria": list(criteria)} | same | more
+
+
 def test_a_comparison_shows_a_non_finite_value_as_such():
-    criteria = [{"name": "loss", "a": [1.0, None], "b": [1.0, 3.0]}, {"name": "new", "a": None, "b": [2.0]}]
-    lines = comparison([{"id": "A1", "a": "holds", "b": "holds", "changed": False, "criteria": criteria}])
-    assert lines == [
-        "A1   =  holds  |  holds",
-        "       loss: not finite  |  2 (1 to 3)",
-        "       new: –  |  2",
-        "",
-        "0 of the 1 verdicts that both runs have differ",
+    claims = [entry("A1", criterion("loss", [1.0, None], [1.0, 3.0]), criterion("new", None, [2.0]))]
+    end = ["", "0 of the 1 verdicts that both runs have differ; 0 of the 0 criteria that can be paired"]
+    lines = ["A1   =  holds  |  holds", "       loss: not finite  |  2 (1 to 3)", "       new: –  |  2"]
+    assert comparison(claims, everything=True) == [*lines, *end]
+    assert comparison(claims) == end
+
+
+def test_a_comparison_lists_what_differs_with_the_paired_interval():
+    pair = {"seeds": [0, 1], "mean": 0.5, "low": 0.25, "high": 0.75}
+    unsure = {"seeds": [0, 1], "mean": 0.5, "low": -1.0, "high": 2.0}
+    moved = criterion("moved", [1.0], [1.5], difference=pair, differs=True, outcomes=["passed", "open"])
+    still = criterion("still", [1.0], [1.5], difference=unsure)
+    claims = [
+        entry("A1", moved, still, differs=True),
+        entry("A2", still, b="fails", changed=True, differs=True),
+        entry("A3", still),
+        entry("A4", still, rule_changed=True),
+        entry("A5", b=None),
     ]
+    assert comparison(claims) == [
+        "A1   =  holds  |  holds",
+        "       moved: 1  |  1.5  (passed → open)  b − a 0.5 [0.25, 0.75] (2 seeds) *",
+        "A2   ≠  holds  |  fails",
+        "       still: 1  |  1.5  b − a 0.5 [-1, 2] (2 seeds)",
+        "A4   =  holds  |  holds  (the rule changed)",
+        "A5      holds  |  not measured",
+        "",
+        "1 of the 4 verdicts that both runs have differ; 1 of the 5 criteria that can be paired",
+    ]
+
+
+def test_only_what_is_one_value_a_seed_is_paired():
+    assert paired([1.0, 2.0], [0, 1], [3.0], [2]) is None  # no seed in common
+    assert paired([1.0, 2.0, 3.0], [0, 1], [1.0, 2.0], [0, 1]) is None  # three values of two seeds
+    assert paired([1.0, None], [0, 1], [1.0, 2.0], [0, 1]) is None
+    assert paired(None, [0], [1.0], [0]) is None
+    found = paired([5.0, 1.0, 2.0], [7, 0, 1], [2.0, 4.0, 9.0], [0, 1, 8])
+    assert found is not None
+    assert (found["seeds"], found["mean"]) == ([0, 1], 1.5)
+    assert found["high"] - found["mean"] == pytest.approx(12.706 * 0.5)  # t of one degree of freedom, sd/√2 = 1/2
+
+
+def test_columns_count_a_chinese_character_as_two():
+    assert table(["论断", "x"], [["abcdef", "1"], ["不", "2"]]) == ["论断    x", "────    ─", "abcdef  1", "不      2"]

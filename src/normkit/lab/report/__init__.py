@@ -1,17 +1,17 @@
-"""The report: one HTML file, a pure function of a run folder. The same folder gives the same bytes."""
+"""The report: one HTML file and its figures, pure functions of a run folder. The same folder gives the same bytes."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from normkit.lab.claims import catalogue
-from normkit.lab.runs.judged import judge_claim, read_run
+from normkit.lab.language import Language, Words
+from normkit.lab.runs.judged import REPORTS, Judged, Run, judge_claim, read_run
 
-REPORT = "report.html"
 
-
-def render(run_dir: Path) -> str:
+def render(run_dir: Path, language: Language = "en") -> str:
     """Return the report of a run folder, finished or not, as one self-contained HTML text.
 
     Claims whose measurements are not all there appear as waiting.
@@ -20,11 +20,38 @@ def render(run_dir: Path) -> str:
         RunError: when the folder or its settings cannot be read.
         ModuleNotFoundError: matplotlib or jinja2 is missing; the message names the extra to install.
     """
-    try:
+    with _libraries():
         from normkit.lab.report.page import page
 
-        run = read_run(run_dir)
-        return page(run, [judge_claim(claim, run) for claim in catalogue()])
+        return page(*_judged(run_dir), Words(language))
+
+
+def write_report(run_dir: Path, language: Language = "en") -> Path:
+    """Write the report into the run folder, its figures beside it as SVG files, and return the page's path.
+
+    The page is ``report.html`` in English, ``report.zh.html`` in Chinese. A reader never sees half a file.
+    """
+    with _libraries():
+        from normkit.lab.report.files import write, write_figures
+        from normkit.lab.report.page import page
+
+        run, judged = _judged(run_dir)
+        path = run_dir / REPORTS[language]
+        text = page(run, judged, Words(language))
+        write_figures(run_dir, judged)
+        write(path, text)
+        return path
+
+
+def _judged(run_dir: Path) -> tuple[Run, list[Judged]]:
+    run = read_run(run_dir)
+    return run, [judge_claim(claim, run) for claim in catalogue()]
+
+
+@contextmanager
+def _libraries() -> Generator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name not in {"matplotlib", "jinja2"}:
             raise
@@ -32,16 +59,3 @@ def render(run_dir: Path) -> str:
             f"the report needs {error.name}, which is not installed; `pip install normkit[lab]` brings it",
             name=error.name,
         ) from error
-
-
-def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` into the run folder and return its path; a reader never sees half a file."""
-    path = run_dir / REPORT
-    text = render(run_dir).encode("utf-8", errors="replace")
-    beside = path.with_name(f".{REPORT}.{os.getpid()}")
-    try:
-        beside.write_bytes(text)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path

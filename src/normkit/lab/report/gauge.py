@@ -18,7 +18,7 @@ def gauge(criterion: Criterion) -> str:
     def x(value: float) -> float:
         return 4 + (min(max(value, low), high) - low) / (high - low) * (_WIDTH - 8)
 
-    parts = [f'<svg class="gauge" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" aria-hidden="true">']
+    parts = [f'<svg class="gauge" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" fill="none" aria-hidden="true">']
     parts.append(f'<path d="M4 13H{_WIDTH - 4:g}" stroke="var(--rule)"/>')
     for scale, opacity in ((2.0, 0.14), (1.0, 0.22), (0.5, 0.3)):
         a, b = (x(v) for v in criterion.region(scale))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+from normkit.lab.language import Words
 from normkit.lab.numbers import number
 from normkit.lab.verdict import Criterion, interval
 
@@ -38,12 +39,12 @@ def measured(criterion: Criterion) -> str:
     return f"{number(found.mean)} ± {number(half, 2)}"
 
 
-def judged_on(criterion: Criterion) -> str:
+def judged_on(criterion: Criterion, words: Words) -> str:
     """Return what of the values is compared with the region."""
     n = len(criterion.values)
     if n == 1:
-        return "one value"
-    return f"every one of {n} values" if criterion.every else f"mean of {n}, 95 % interval"
+        return words("one value")
+    return words("every one of {n} values" if criterion.every else "mean of {n}, 95 % interval", n=n)
 
 
 def region(criterion: Criterion) -> str:

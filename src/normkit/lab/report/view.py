@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normkit.lab.claim import Claim, Evidence, Rule
+from normkit.lab.claim import Claim, Rule
 from normkit.lab.figures import Chart, Drawing, Figure
-from normkit.lab.numbers import number
+from normkit.lab.language import Said, Words
+from normkit.lab.numbers import estimate, number
 from normkit.lab.report.charts import left_out, panel_svg
 from normkit.lab.report.gauge import gauge
 from normkit.lab.report.inline import inline
 from normkit.lab.report.numbers import judged_on, measured, region
+from normkit.lab.report.surprise import telling
 from normkit.lab.report.tables import Table, tables_of
 from normkit.lab.runs.judged import Judged, Run, last_line, summary_of
 from normkit.lab.settings import Settings
@@ -28,6 +30,7 @@ KEYS = {
     Verdict.UNDECIDED: "undecided",
     Verdict.UNTESTABLE: "untestable",
 }
+_FEW = 2  # criteria that a line of the table of all claims shows
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,13 @@ class Badge:
     text: str
 
 
-WAITING = Badge("waiting", "waiting")
-
-
 @dataclass(frozen=True)
 class CriterionView:
-    """A row of a criteria table; outcomes at half, given and double tolerance."""
+    """A row of a criteria table; ``spread`` is mean ± interval, outcomes are at half, given and double tolerance."""
 
     name: str
     measured: str
+    spread: str
     judged_on: str
     region: str
     tolerance: str
@@ -57,13 +58,14 @@ class CriterionView:
 
 @dataclass(frozen=True)
 class RuleView:
-    """A rule, what it came to, and the criteria behind that."""
+    """A rule, what it came to, and the criteria behind that; ``telling`` are the few for a line of a table."""
 
     title: str
     text: str
     origin: str
     outcome: str
     criteria: tuple[CriterionView, ...]
+    telling: tuple[CriterionView, ...]
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,22 @@ class PanelView:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A numbered figure."""
+    """A numbered figure; ``file`` is the name under which it also stands beside the page, empty where it does not."""
 
     number: str
     caption: str
     panels: tuple[PanelView, ...]
     error: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)
 class EntryView:
-    """What every entry of the catalogue has: a place on the page, a verdict, a line."""
+    """What every entry of the catalogue has: a place on the page, its texts, a verdict, a line."""
 
     judged: Judged
     anchor: str
+    said: Said
     badge: Badge
     summary: str
 
@@ -102,6 +106,7 @@ class ClaimView(EntryView):
 
     seeds: str
     steady: str
+    verdicts: tuple[Badge, Badge, Badge] | None  # at half, given and double tolerance
     rules: tuple[RuleView, ...]
     control_badge: Badge | None
     control_rules: tuple[RuleView, ...]
@@ -111,42 +116,60 @@ class ClaimView(EntryView):
     cost: str
 
 
-def entry_view(judged: Judged, run: Run) -> EntryView:
+def entry_view(judged: Judged, run: Run, words: Words) -> EntryView:
     """Return all that the page says of one entry: a `ClaimView` where there is something to measure."""
     claim = judged.claim
-    anchor = "claim-" + re.sub(r"[^A-Za-z0-9]+", "-", claim.id)
     if claim.study is not None:
-        return _claim(claim, judged, run, anchor)
+        return _claim(claim, judged, run, words)
     assert judged.judgement is not None, "what cannot be tested has its verdict from the start"
-    return EntryView(judged, anchor, badge(judged.judgement), summary_of(judged))
+    said = words.said(claim)
+    return EntryView(judged, anchor(claim.id), said, badge(judged.judgement.verdict, words), said.reason)
 
 
-def _claim(claim: Claim, judged: Judged, run: Run, anchor: str) -> ClaimView:
+def anchor(claim: str) -> str:
+    """Return the id of a claim's section."""
+    return f"claim-{plain(claim)}"
+
+
+def plain(claim: str) -> str:
+    """Return a claim's id as it may stand in an id and in a file's name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", claim)
+
+
+def _claim(claim: Claim, judged: Judged, run: Run, words: Words) -> ClaimView:
     judgement, control = judged.judgement, judged.control_judgement
     ours = [m for m in run.measurements if m.study == claim.study.id]
+    waiting = Badge("waiting", words("could not run" if judged.error else "waiting"))
     return ClaimView(
         judged=judged,
-        anchor=anchor,
-        badge=badge(judgement) if judgement else Badge("waiting", "could not run" if judged.error else "waiting"),
-        summary=_waiting(judged, len(ours)) if judgement is None else summary_of(judged),
-        seeds=_seeds(judged),
-        steady=_steady(judgement) if judgement else "",
-        rules=tuple(_rules(claim, judgement)),
-        control_badge=badge(control) if control else None,
-        control_rules=tuple(_rules(claim, control)) if control else (),
+        anchor=anchor(claim.id),
+        said=words.said(claim),
+        badge=badge(judgement.verdict, words) if judgement else waiting,
+        summary=_waiting(judged, len(ours), words) if judgement is None else summary_of(judged),
+        seeds=_seeds(judged, words),
+        steady=_steady(judgement, words) if judgement else "",
+        verdicts=_verdicts(judgement, words) if judgement else None,
+        rules=tuple(_rules(claim, judgement, words)),
+        control_badge=badge(control.verdict, words) if control else None,
+        control_rules=tuple(_rules(claim, control, words)) if control else (),
         roles=tuple(
-            (role, claim.plays.get(role, "as its role"), arm)
+            (role, claim.plays.get(role, words("as its role")), arm)
             for role, arm in (judged.control or claim.control).plays.items()
         ),
-        figures=tuple(_figures(claim, judged.evidence, anchor)) if judged.evidence and judgement else (),
+        figures=tuple(figures_of(judged, words)),
         command=command(claim, run.settings),
-        cost=f"{len(ours)} measurements, {number(sum(m.seconds for m in ours), 3)} s" if ours else "",
+        cost=words("{n} measurements, {s} s", n=len(ours), s=number(sum(m.seconds for m in ours), 3)) if ours else "",
     )
 
 
-def badge(judgement: Judgement) -> Badge:
+def badge(verdict: Verdict, words: Words) -> Badge:
     """Return the badge of a verdict."""
-    return Badge(KEYS[judgement.verdict], judgement.verdict.value)
+    return Badge(KEYS[verdict], words(verdict.value))
+
+
+def _verdicts(judgement: Judgement, words: Words) -> tuple[Badge, Badge, Badge]:
+    half, given, double = (badge(v, words) for v in (judgement.at_half, judgement.given, judgement.at_double))
+    return half, given, double
 
 
 def command(claim: Claim, settings: Settings) -> str:
@@ -184,72 +207,91 @@ def drawing_panel(drawing: Drawing, prefix: str) -> PanelView:
     return PanelView("", svg, (), "")
 
 
-def _waiting(judged: Judged, done: int) -> str:
+def _waiting(judged: Judged, done: int, words: Words) -> str:
     if judged.error:
         return judged.error
-    return f"{done} of {done + len(judged.missing)} measurements made."
+    return words("{done} of {all} measurements made.", done=done, all=done + len(judged.missing))
 
 
-def _seeds(judged: Judged) -> str:
+def _seeds(judged: Judged, words: Words) -> str:
     if judged.evidence is None or not judged.evidence.seeds:
         return ""
     used = judged.evidence.seeds
-    return f"seed {used[0]}" if len(used) == 1 else f"{len(used)} seeds ({seeds(used)})"
-
-
-def _steady(judgement: Judgement) -> str:
-    if judgement.at_half == judgement.given == judgement.at_double:
-        return "The verdict is the same at half and at double tolerance."
     return (
-        f"The verdict depends on the tolerance: {judgement.at_half} at half, {judgement.given} at the given, "
-        f"{judgement.at_double} at double tolerance. So it is not decided."
+        words("seed {n}", n=used[0]) if len(used) == 1 else words("{n} seeds ({which})", n=len(used), which=seeds(used))
     )
 
 
-def _rules(claim: Claim, judgement: Judgement | None) -> Iterator[RuleView]:
-    yield _rule("The sentence as it stands", claim.literal, judgement.literal if judgement else ())
+def _steady(judgement: Judgement, words: Words) -> str:
+    if judgement.at_half == judgement.given == judgement.at_double:
+        return words("The verdict is the same at half and at double tolerance.")
+    return words(
+        "The verdict depends on the tolerance: {half} at half, {given} at the given, {double} at double tolerance. So "
+        "it is not decided.",
+        half=words(judgement.at_half),
+        given=words(judgement.given),
+        double=words(judgement.at_double),
+    )
+
+
+def _rules(claim: Claim, judgement: Judgement | None, words: Words) -> Iterator[RuleView]:
+    yield _rule(words("The sentence as it stands"), claim.literal, judgement.literal if judgement else (), words)
     if claim.corrected is not None:
-        yield _rule("The corrected sentence", claim.corrected, judgement.corrected if judgement else ())
+        yield _rule(words("The corrected sentence"), claim.corrected, judgement.corrected if judgement else (), words)
 
 
-def _rule(title: str, rule: Rule, criteria: Sequence[Criterion]) -> RuleView:
+def _rule(title: str, rule: Rule, criteria: Sequence[Criterion], words: Words) -> RuleView:
     outcome = combine([c.outcome() for c in criteria]).value if criteria else ""
-    return RuleView(title, rule.text, rule.origin, outcome, tuple(map(_criterion, criteria)))
+    views = {id(c): criterion_view(c, words) for c in criteria}
+    few = tuple(views[id(c)] for c in telling(criteria, _FEW))
+    return RuleView(title, rule.text, rule.origin, outcome, tuple(views[id(c)] for c in criteria), few)
 
 
-def _criterion(c: Criterion) -> CriterionView:
+def criterion_view(c: Criterion, words: Words) -> CriterionView:
+    """Return a criterion as a row of a table."""
     outcomes = (c.outcome(0.5).value, c.outcome(1.0).value, c.outcome(2.0).value)
-    return CriterionView(
-        c.name, measured(c), judged_on(c), region(c), number(c.tolerance), c.reason, gauge(c), outcomes
-    )
+    on, spread = judged_on(c, words), estimate(list(c.values))
+    return CriterionView(c.name, measured(c), spread, on, region(c), number(c.tolerance), c.reason, gauge(c), outcomes)
 
 
-def _figures(claim: Claim, evidence: Evidence, anchor: str) -> Iterator[FigureView]:
-    try:
-        figures = list(claim.figures(evidence))
-    except Exception as error:  # one claim's fault must not cost the reader the page
-        yield FigureView("", "", (), f"The figures could not be made: {last_line(error)}")
+def figures_of(judged: Judged, words: Words, prefix: str = "", first: bool = False) -> Iterator[FigureView]:
+    """Yield a judged claim's figures, the first alone if asked; ``prefix`` keeps a second copy's ids apart."""
+    claim = judged.claim
+    if claim.study is None or judged.evidence is None or judged.judgement is None:
         return
-    for i, figure in enumerate(figures, start=1):
-        label = f"Figure {claim.id}" + (f".{i}" if len(figures) > 1 else "")
+    try:
+        figures = list(claim.figures(judged.evidence))
+    except Exception as error:  # one claim's fault must not cost the reader the page
+        yield FigureView("", "", (), words("The figures could not be made: {error}", error=last_line(error)))
+        return
+    for i, figure in enumerate(figures[:1] if first else figures, start=1):
+        label = words("Figure {n}", n=claim.id + (f".{i}" if len(figures) > 1 else ""))
         try:
-            yield FigureView(label, figure.caption, tuple(_panels(figure, f"{anchor}-{i}")))
+            panels = tuple(_panels(figure, f"{prefix}{anchor(claim.id)}-{i}", words))
+            yield FigureView(label, figure.caption, panels, file=file_name(claim.id, i))
         except Exception as error:
-            yield FigureView(label, figure.caption, (), f"This figure could not be drawn: {last_line(error)}")
+            problem = words("This figure could not be drawn: {error}", error=last_line(error))
+            yield FigureView(label, figure.caption, (), problem)
 
 
-def _panels(figure: Figure, prefix: str) -> Iterator[PanelView]:
+def file_name(claim: str, figure: int) -> str:
+    """Return the name of a figure's file."""
+    return f"{plain(claim)}-{figure}.svg"
+
+
+def _panels(figure: Figure, prefix: str, words: Words) -> Iterator[PanelView]:
     if isinstance(figure, Drawing):
         yield drawing_panel(figure, prefix)
         return
     for i, panel in enumerate(figure.panels, start=1):
-        svg = panel_svg(panel, prefix=f"{prefix}-{i}", description=_describe(figure, i))
+        svg = panel_svg(panel, prefix=f"{prefix}-{i}", description=describe(figure, i))
         missing = left_out(panel)
-        note = f"In the table only, having no place on these axes: {missing} of the values." if missing else ""
-        yield PanelView(panel.title, svg, tuple(tables_of(panel)), note)
+        note = words("In the table only, having no place on these axes: {n} of the values.", n=missing)
+        yield PanelView(panel.title, svg, tuple(tables_of(panel)), note if missing else "")
 
 
-def _describe(chart: Chart, place: int) -> str:
+def describe(chart: Chart, place: int) -> str:
+    """Return the text alternative of one panel: the chart's for the first, axes and labels for the others."""
     if place == 1:
         return chart.alt
     panel = chart.panels[place - 1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from normkit.lab.claim import Measurement
+from normkit.lab.language import Language
 from normkit.lab.runs.folder import Folder, opened
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.judged import CellId, Judged, Run, judge_claim, to_json
@@ -61,13 +62,14 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What a run is asked for: claims with the modules that hold them, settings, folder, number of workers."""
+    """What a run is asked for: claims with their modules, settings, folder, workers, language of the report."""
 
     claims: Sequence[tuple[Entry, str]]
     settings: Settings
     out: Path
     jobs: int
     force: bool = False
+    language: Language = "en"
 
 
 def run(order: Order, view: View, interrupts: Interrupts) -> Result:
@@ -111,7 +113,7 @@ class _Going:
         self._shared = deque(cell for cell in plan.missing if not cell.study.timing)
         self._timing = deque(cell for cell in plan.missing if cell.study.timing)
         self._pace = Pace(plan, order.jobs)
-        self._report = Rendering(pool, folder.path, view.notice)
+        self._report = Rendering(pool, folder.path, view.notice, order.language)
         self._restore()
 
     def until_done(self, interrupts: Interrupts) -> Result:

@@ -13,8 +13,9 @@ from typing import Any
 from normkit.environment import describe
 from normkit.lab.runs.judged import (
     ENVIRONMENT,
+    FIGURES,
     MEASUREMENTS,
-    REPORT,
+    REPORTS,
     SETTINGS,
     VERDICTS,
     read_settings,
@@ -24,7 +25,7 @@ from normkit.lab.runs.lines import Appender, RunError
 from normkit.lab.runs.lock import locked
 from normkit.lab.settings import Settings
 
-_FILES = (SETTINGS, ENVIRONMENT, MEASUREMENTS, VERDICTS, REPORT)
+_FILES = (SETTINGS, ENVIRONMENT, MEASUREMENTS, VERDICTS, *REPORTS.values(), FIGURES)
 _MACHINE = ("python", "torch", "cpu", "cores")  # what makes one machine's measurements another's
 
 

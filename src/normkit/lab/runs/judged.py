@@ -1,7 +1,8 @@
 """A run folder read back, and its claims judged: all that the report, the comparison and the engine need.
 
-A run folder holds ``settings.json``, ``environment.json``, ``measurements.jsonl``, ``verdicts.json``, ``run.lock``
-and ``report.html``. Verdicts are never read back to make other verdicts: judging starts from the measurements.
+A run folder holds ``settings.json``, ``environment.json``, ``measurements.jsonl``, ``verdicts.json``, ``run.lock``,
+``report.html`` (and its other languages) and ``figures/``. Verdicts are never read back to make other verdicts:
+judging starts from the measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
 MEASUREMENTS = "measurements.jsonl"
 VERDICTS = "verdicts.json"
-REPORT = "report.html"
+REPORTS = {"en": "report.html", "zh": "report.zh.html"}  # by language
+FIGURES = "figures"
 
 CellId = tuple[str, str, int]  # study, arm, seed
 
@@ -214,6 +216,8 @@ def to_json(judged: Judged) -> dict[str, Any]:
         "title": judged.claim.title,
         "sentences": list(judged.claim.sentences),
         "study": study.id if study else None,
+        "seeds": list(judged.evidence.seeds) if judged.evidence else [],
+        "rules": _rules(judged.claim),
         "verdict": judgement.verdict.value if judgement else None,
         "given": judgement.given.value if judgement else None,
         "at_half": judgement.at_half.value if judgement else None,
@@ -226,6 +230,13 @@ def to_json(judged: Judged) -> dict[str, Any]:
         "missing": list(judged.missing),
         "error": judged.error,
     }
+
+
+def _rules(claim: Entry) -> dict[str, str]:
+    if claim.study is None:
+        return {}
+    corrected = {} if claim.corrected is None else {"corrected": claim.corrected.text}
+    return {"literal": claim.literal.text} | corrected
 
 
 def _criterion(c: Criterion) -> dict[str, Any]:

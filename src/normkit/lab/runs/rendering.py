@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from normkit.lab.language import Language
 from normkit.lab.runs.pool import Pool, Worker
 from normkit.lab.runs.worker import Reply
 
@@ -15,11 +16,11 @@ _SHARE = 4  # a report that takes t seconds is made again after 4 t at the earli
 class Rendering:
     """Renders by a worker of its own, so that measuring never waits for a picture."""
 
-    def __init__(self, pool: Pool, folder: Path, notice: Callable[[str], None]) -> None:
+    def __init__(self, pool: Pool, folder: Path, notice: Callable[[str], None], language: Language = "en") -> None:
         self.due = False
         self.worker: Worker | None = None
         self.busy = False
-        self._pool, self._folder, self._notice = pool, folder, notice
+        self._pool, self._folder, self._notice, self._language = pool, folder, notice, language
         self._began = self._next = 0.0
         self._said: set[str] = set()
 
@@ -35,7 +36,7 @@ class Rendering:
         if self.worker is None or self.worker not in self._pool.workers:
             self.worker = self._pool.start()
         self.due, self.busy, self._began = False, True, time.monotonic()
-        self.worker.give(None, {"report": str(self._folder)})
+        self.worker.give(None, {"report": str(self._folder), "language": self._language})
 
     def answered(self, reply: Reply) -> None:
         """Take note of a rendering's end; one that failed is said once and harms nothing else."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from normkit.lab.claim import Study
     from normkit.lab.corpus import Corpus
+    from normkit.lab.language import Language
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -60,7 +61,7 @@ def _prepare(timing: bool, threads: int) -> None:
 def _answer(request: Request, settings: Request) -> Reply:
     try:
         if "report" in request:
-            return _report(request["report"])
+            return _report(request["report"], request["language"])
         return _measure(request, settings)
     except Exception as error:
         from normkit.lab.runs.judged import last_line
@@ -69,10 +70,10 @@ def _answer(request: Request, settings: Request) -> Reply:
         return {"error": last_line(error), "kind": type(error).__name__}
 
 
-def _report(folder: str) -> Reply:
+def _report(folder: str, language: Language) -> Reply:
     from normkit.lab.report import write_report
 
-    return {"path": str(write_report(Path(folder)))}
+    return {"path": str(write_report(Path(folder), language))}
 
 
 def _measure(request: Request, settings_json: Request) -> Reply:

@@ -17,6 +17,7 @@ from rich.console import Console
 from normkit.environment import usable_cores
 from normkit.lab.claims import UnknownClaimError, located, select
 from normkit.lab.corpus import CorpusError, load_corpus
+from normkit.lab.language import Words, words
 from normkit.lab.runs.engine import Order, Result, run
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.judged import read_run, to_json
@@ -35,6 +36,7 @@ DONE, CLAIM_FAILS, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 
 Full = Annotated[bool, typer.Option("--full/--quick", help="Wide grids and deep models, or what minutes allow.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Lang = Annotated[str, typer.Option("--lang", metavar="en|zh", help="Language of the report and of the verdicts.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -69,6 +71,7 @@ def run_(
     jobs: Annotated[int | None, typer.Option(min=1, help="Workers; one per core if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Start the folder afresh; old files move aside.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a claim fails.")] = False,
+    lang: Lang = "en",
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
@@ -85,23 +88,25 @@ def run_(
       normkit lab run A1 A2 --out runs/first
       normkit lab run --seeds 100-104 --out runs/other-seeds
       normkit lab run F3 --full --corpus ~/books --json > verdicts.json
+      normkit lab run --lang zh
     """
     with _refusals():
+        language = words(lang)
         chosen = select(located(), claims or [])
         numbers = parse_seeds(seeds)
         _check_device(device)
         text = load_corpus(corpus)
         mode = "full" if full else "quick"
         settings = Settings(mode, numbers, text.name, text.sha256, text.bytes, device)
-        order = Order(chosen, settings, out or Path("runs") / mode, jobs or usable_cores(), force)
+        order = Order(chosen, settings, out or Path("runs") / mode, jobs or usable_cores(), force, language.language)
         if dry_run:
             _print_plan(order, as_json)
             return
-        result = _watched(order)
+        result = _watched(order, language)
     if as_json:
         _print_json([to_json(judged) for judged in result.judged])
     else:
-        _print(verdict_table(result.judged))
+        _print(verdict_table(result.judged, language))
     raise typer.Exit(_exit_code(result, strict))
 
 
@@ -109,15 +114,18 @@ def run_(
 def report(
     run_folder: RunFolder,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to put it, besides the folder.")] = None,
+    lang: Lang = "en",
 ) -> None:
-    """Render the report of a run folder again and print where it is.
+    """Render the report of a run folder again, its figures as SVG files beside it, and print where it is.
 
     \b
     Examples:
       normkit lab report runs/quick
+      normkit lab report runs/quick --lang zh
       normkit lab report runs/full --out report.html
     """
     with _refusals():
+        language = words(lang).language
         stored = read_run(run_folder)
         _note_other_code(run_folder)
         try:
@@ -126,7 +134,7 @@ def report(
             raise RunError(f"the report needs {error.name}: pip install 'normkit[lab]'") from error
         for text in stored.notices:
             _note(text)
-        path = write_report(run_folder)
+        path = write_report(run_folder, language)
         if out is not None:
             path = Path(shutil.copyfile(path, out))
         typer.echo(path)
@@ -136,13 +144,15 @@ def report(
 def compare_(
     a: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     b: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.")],
+    everything: Annotated[bool, typer.Option("--all", help="List what is the same, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which verdicts differ between two runs, and their criteria's values side by side.
+    """List what differs between two runs: verdicts, and criteria with the paired interval over the seeds they share.
 
     \b
     Examples:
       normkit lab compare runs/quick runs/other-seeds
+      normkit lab compare runs/before runs/after --all
     """
     with _refusals():
         found = compare(a, b, [claim for claim, _ in located()])
@@ -150,7 +160,7 @@ def compare_(
         _print_json(found)
         return
     _print([f"a: {a}", f"b: {b}", *(f"settings: {text}" for text in found["settings"]), ""])
-    _print(comparison(found["claims"]))
+    _print(comparison(found["claims"], everything))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -180,10 +190,10 @@ def _check_device(device: str) -> None:
         raise ValueError(f"--device {device!r} cannot be used here: {reason}. `normkit env` lists GPUs") from None
 
 
-def _watched(order: Order) -> Result:
+def _watched(order: Order, language: Words) -> Result:
     """Run, with a bar on a terminal and plain lines anywhere else."""
     console = Console(stderr=True)
-    view = BarView(console) if console.is_terminal else LineView(_say)
+    view = BarView(console, language) if console.is_terminal else LineView(_say, language)
     with Interrupts() as interrupts:
         try:
             return run(order, view, interrupts)

@@ -12,10 +12,11 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
-from normkit.lab.runs.judged import Judged, summary_of
+from normkit.lab.language import Words
+from normkit.lab.runs.judged import Judged
 from normkit.lab.runs.pace import Progress
 from normkit.lab.runs.plan import Plan
-from normkit.lab.terminal.tables import plan_line, plan_table, seconds, verdict
+from normkit.lab.terminal.tables import plan_line, plan_table, seconds, told, verdict
 
 _HEARTBEAT = 10.0  # seconds of silence on a pipe after which somebody would wonder
 _STYLES = {
@@ -29,8 +30,8 @@ _STYLES = {
 class LineView:
     """Plain lines: the plan, a line a verdict, a line every ten seconds in between."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[str], object], words: Words | None = None) -> None:
+        self._write, self._words = write, words or Words()
         self._last = time.monotonic()
 
     def planned(self, plan: Plan, out: Path, jobs: int) -> None:
@@ -44,7 +45,8 @@ class LineView:
 
     def judged(self, judged: Judged) -> None:
         """Print a verdict."""
-        self._say(f"{judged.claim.id}: {verdict(judged)}. {judged.claim.title}: {summary_of(judged)}")
+        words, title = self._words, self._words.said(judged.claim).title
+        self._say(f"{judged.claim.id}: {words(verdict(judged))}. {title}: {told(judged, words)}")
 
     def tick(self, progress: Progress) -> None:
         """Print how far it is, if nothing was printed for a while."""
@@ -62,8 +64,8 @@ class LineView:
 class BarView:
     """A live bar with the verdicts above it. Colours follow NO_COLOR."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, words: Words | None = None) -> None:
+        self._console, self._words = console, words or Words()
         self._bar = Bar(
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(),
@@ -88,8 +90,8 @@ class BarView:
         word = verdict(judged)
         line = Text.assemble(
             (f"{judged.claim.id:<4} ", "bold"),
-            (word, _STYLES.get(word, "bold")),
-            f"  {judged.claim.title}: {summary_of(judged)}",
+            (self._words(word), _STYLES.get(word, "bold")),
+            f"  {self._words.said(judged.claim).title}: {told(judged, self._words)}",
         )
         self._console.print(line, soft_wrap=True)
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
+from normkit.lab.language import Words
 from normkit.lab.runs.judged import Judged, summary_of
 from normkit.lab.runs.plan import Plan
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines with aligned columns; the last column is as long as it is."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-    lines = [head, ["─" * len(word) for word in head], *rows]
+    widths = [max(cell_len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
+    lines = [head, ["─" * cell_len(word) for word in head], *rows]
     return [
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        "  ".join([*(padded(cell, width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in lines
     ]
+
+
+def padded(text: str, width: int) -> str:
+    """Return ``text`` filled up to ``width`` columns of a terminal, in which a Chinese character takes two."""
+    return text + " " * (width - cell_len(text))
 
 
 def seconds(value: float) -> str:
@@ -30,23 +38,32 @@ def seconds(value: float) -> str:
 
 
 def verdict(judged: Judged) -> str:
-    """Return the verdict in words."""
+    """Return the verdict in English words, which `Words` translate."""
     if judged.judgement is None:
         return "could not run" if judged.error else "not measured"
     return judged.judgement.verdict.value
 
 
-def control(judged: Judged) -> str:
+def control(judged: Judged, words: Words) -> str:
     """Say what the control came to."""
     if judged.control_judgement is None:
         return "–"
-    return f"{judged.control_judgement.verdict.value}{'' if judged.flipped else ' (does not flip)'}"
+    flip = "" if judged.flipped else f" ({words('does not flip')})"
+    return f"{words(judged.control_judgement.verdict)}{flip}"
 
 
-def verdict_table(all_judged: Sequence[Judged]) -> list[str]:
+def told(judged: Judged, words: Words) -> str:
+    """Return the measured result in a line, or the reason why there is none."""
+    return summary_of(judged) if judged.claim.study is not None else words.said(judged.claim).reason
+
+
+def verdict_table(all_judged: Sequence[Judged], words: Words) -> list[str]:
     """Return one line a claim: verdict, control, the numbers."""
-    rows = [[j.claim.id, verdict(j), control(j), j.claim.title, summary_of(j)] for j in all_judged]
-    return table(["claim", "verdict", "control", "title", "measured"], rows)
+    rows = [
+        [j.claim.id, words(verdict(j)), control(j, words), words.said(j.claim).title, told(j, words)]
+        for j in all_judged
+    ]
+    return table([words(head) for head in ("claim", "verdict", "control", "title", "measured")], rows)
 
 
 def plan_table(plan: Plan) -> list[str]:
@@ -74,16 +91,45 @@ def plan_line(plan: Plan, jobs: int) -> str:
     )
 
 
-def comparison(differences: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the comparison of two runs: verdicts first, then the criteria side by side."""
+def comparison(differences: Sequence[Mapping[str, Any]], everything: bool = False) -> list[str]:
+    """Return the comparison of two runs: what differs, in full if ``everything``, and how much does not.
+
+    After the means with their ranges stands the paired difference b − a with its 95 % interval, and an asterisk where
+    that interval leaves out zero.
+    """
     lines: list[str] = []
     for entry in differences:
+        if not (everything or entry["differs"] or entry["rule_changed"] or entry["a"] is None or entry["b"] is None):
+            continue
         mark = "≠" if entry["changed"] else "=" if entry["a"] == entry["b"] else " "
-        lines.append(f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}")
-        lines.extend(f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}" for c in entry["criteria"])
-    changed = sum(bool(entry["changed"]) for entry in differences)
-    both = sum(bool(entry["a"] and entry["b"]) for entry in differences)
-    return [*lines, "", f"{changed} of the {both} verdicts that both runs have differ"]
+        rule = "  (the rule changed)" if entry["rule_changed"] else ""
+        lines.append(
+            f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}{rule}"
+        )
+        lines.extend(_compared(c) for c in entry["criteria"] if everything or entry["changed"] or c["differs"])
+    both = [entry for entry in differences if entry["a"] and entry["b"]]
+    criteria = [c for entry in both for c in entry["criteria"] if c["difference"] is not None]
+    changed, moved = sum(bool(e["changed"]) for e in both), sum(bool(c["differs"]) for c in criteria)
+    return [
+        *lines,
+        "",
+        f"{changed} of the {len(both)} verdicts that both runs have differ; "
+        f"{moved} of the {len(criteria)} criteria that can be paired",
+    ]
+
+
+def _compared(c: Mapping[str, Any]) -> str:
+    line = f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}"
+    if c["outcomes"][0] != c["outcomes"][1] and None not in c["outcomes"]:
+        line += f"  ({c['outcomes'][0]} → {c['outcomes'][1]})"
+    found = c["difference"]
+    if found is None:
+        return line
+    if len(found["seeds"]) == 1:
+        return f"{line}  b − a {found['mean']:.4g} (1 seed)"
+    star = "" if found["low"] <= 0.0 <= found["high"] else " *"
+    span = f"[{found['low']:.4g}, {found['high']:.4g}]"
+    return f"{line}  b − a {found['mean']:.4g} {span} ({len(found['seeds'])} seeds){star}"
 
 
 def _mean(values: Sequence[float | None] | None) -> str:
