@@ -51,7 +51,7 @@ def wrong(alpha=lambda c: c.alpha, beta=lambda c: c.beta):
         replace(WIRINGS["deepnorm"], init=InitRule("", frozenset({"query", "value", "output", "up", "down"}))),
         replace(WIRINGS["deepnorm"], init=InitRule("", frozenset({"value", "output", "down"}))),
     ],
-    ids=["one α for all", "β off by a thousandth", "both doubled, which keeps the identity", "β on queries too", "β missing on up"],
+    ids=["one α for all", "β off by a thousandth", "both doubled, same bound", "β on queries too", "β missing on up"],
 )
 def test_a_wrong_copy_is_seen(row, judge_claim):
     assert judge_claim(G1, G1.plays, measure(row)).verdict is Verdict.FAILS

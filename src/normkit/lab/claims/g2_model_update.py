@@ -30,9 +30,7 @@ RATE = 1e-6  # so small that the step is linear at every depth
 FIXED = 8**0.5  # (2·32)^(1/4), right for 32 blocks
 
 
-def _on_branch(
-    depth: int, architecture: Architecture = "decoder-only", *, other_depth: int | None = None
-) -> Constants:
+def _on_branch(depth: int, architecture: Architecture = "decoder-only", *, other_depth: int | None = None) -> Constants:
     """Return constants for which the row computes N(x/α + F(x)), which is N(x + α·F(x))."""
     right = deepnorm_constants(depth, architecture, other_depth=other_depth)
     return Constants(1 / right.alpha, right.beta)
