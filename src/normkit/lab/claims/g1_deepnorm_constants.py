@@ -6,6 +6,8 @@ first update of the whole part, n · 2β²/α² up to the learning rate, must no
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +36,10 @@ def _arms(settings: Settings) -> list[Arm]:
     return [Arm(name, {"wiring": name}) for name in ("deepnorm", "post")]
 
 
+def _nothing(module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    return torch.zeros_like(y)
+
+
 def _weighted(model: Transformer, bench: Bench) -> list[float]:
     """Return what every step multiplies the stream by: what its norm reads over x when the sublayer adds nothing."""
     read: list[Tensor] = []
@@ -42,7 +48,7 @@ def _weighted(model: Transformer, bench: Bench) -> list[float]:
         read.append(args[0])
 
     for sublayer in (*model.attentions, *model.feed_forwards):
-        sublayer.register_forward_hook(lambda module, args, y: torch.zeros_like(y))
+        sublayer.register_forward_hook(_nothing)
     for step in model.steps:
         norm = step.norm_out
         assert isinstance(norm, nn.Module)
@@ -60,7 +66,7 @@ def _measure(params: Params, bench: Bench) -> Values:
         layers=NETWORK_LAYERS, width=WIDTH, heads=2, feed_forward="relu", norm="layer", wiring=params["wiring"]
     )
     model = build(config, bench.draws).double()
-    plain = build(TransformerConfig(**{**vars(config), "wiring": "post"}), bench.draws).weights()
+    plain = build(replace(config, wiring="post"), bench.draws).weights()
     gains = {  # each weight of the network over Post-Norm's draw of it
         role: [
             float(weight.weight.double().norm() / plain[name].weight.double().norm())
