@@ -329,8 +329,11 @@ def __getattr__(name: str) -> type[Residual]:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def placement(name: str) -> type[Residual]:
-    """Return the module class of a wiring by name; a row added to `WIRINGS` has one at once.
+def placement(name: str | Wiring) -> type[Residual]:
+    """Return the module class of a wiring by name, or of a row of one's own.
+
+    A row added to `WIRINGS` has a class at once. A row that is not added has one too; its modules work alike, but
+    cannot be pickled whole, since only the table tells which row a class name stands for.
 
     Raises:
         ValueError: for an unknown name; the message lists the known ones.
@@ -338,7 +341,13 @@ def placement(name: str) -> type[Residual]:
     Example:
         >>> placement("pre").__name__
         'PreNorm'
+        >>> from dataclasses import replace
+        >>> double = replace(WIRINGS["pre"], name="double", class_name="Double", after=True)
+        >>> placement(double).wiring.formula
+        'x ← N(x + F(N(x)))'
     """
+    if isinstance(name, Wiring):
+        return _module(name)
     if name not in WIRINGS:
         raise ValueError(f"placement: unknown wiring {name!r}; one of {', '.join(sorted(WIRINGS))}")
     return _module(WIRINGS[name])

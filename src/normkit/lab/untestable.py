@@ -17,7 +17,7 @@ class Untestable:
     """A sentence of the article that stays open whatever is measured.
 
     Args:
-        id: name in the catalogue, e.g. ``"H1"``.
+        id: name in the catalogue, e.g. ``"U1"``.
         title: a few words.
         sentence: what the article says, in English and in our words.
         sentences: the numbers of the article's sentences it covers.

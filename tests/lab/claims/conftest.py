@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
 from normkit.lab.claim import Bench, Claim, Evidence, Measurement, Study
+from normkit.lab.corpus import load_corpus
 from normkit.lab.draws import Draws
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Judgement, judge
@@ -37,6 +38,23 @@ class MeasureStudy:
         assert not study.corpus, "a study of text needs a corpus; this helper has none"
         (params,) = [a.params for a in study.arms(settings) if a.name == arm]
         return Measurement(study.id, arm, seed, study.measure(params, Bench(settings, Draws(study.id, arm, seed))))
+
+
+@pytest.fixture(scope="session")
+def measure_text() -> Callable[..., list[Measurement]]:
+    """Run a study of text anew, all its arms or those named, with the settings' seeds."""
+
+    def measure(study: Study, settings: Settings, arms: Collection[str] | None = None) -> list[Measurement]:
+        corpus = load_corpus()
+        cells = [(a, seed) for a in study.arms(settings) for seed in settings.seeds if arms is None or a.name in arms]
+        return [
+            Measurement(
+                study.id, a.name, seed, study.measure(a.params, Bench(settings, Draws(study.id, a.name, seed), corpus))
+            )
+            for a, seed in cells
+        ]
+
+    return measure
 
 
 @pytest.fixture(scope="session")

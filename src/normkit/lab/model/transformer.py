@@ -14,7 +14,7 @@ from normkit.lab.model.attention import CausalAttention
 from normkit.lab.model.feedforward import FEED_FORWARDS, hidden_width
 from normkit.lab.model.initial import draw_weights, initial
 from normkit.lab.model.norms import norm_factory
-from normkit.placement import placement
+from normkit.placement import Wiring, placement
 
 VOCABULARY = 256
 
@@ -30,7 +30,7 @@ class TransformerConfig:
         hidden: width inside the feed-forward; None for the usual one of its kind.
         feed_forward: ``"swiglu"`` or ``"relu"``.
         norm: a name of `normkit.lab.model.norms.NORMS`.
-        wiring: a name of `normkit.placement.WIRINGS`.
+        wiring: a name of `normkit.placement.WIRINGS`, or a row of one's own.
         qk_norm: normalise queries and keys per head, before RoPE.
         final_norm: a norm before the head; None for what the wiring's row says.
         init: a name of `normkit.lab.model.initial.INITIALS`.
@@ -43,7 +43,7 @@ class TransformerConfig:
     hidden: int | None = None
     feed_forward: str = "swiglu"
     norm: str = "rms"
-    wiring: str = "pre"
+    wiring: str | Wiring = "pre"
     qk_norm: bool = False
     final_norm: bool | None = None
     init: str = "xavier"

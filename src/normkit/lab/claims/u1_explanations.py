@@ -1,4 +1,4 @@
-"""H: what the article reports of the dispute over why normalization works. Read, not measured.
+"""U: what the article reports of the dispute over why normalization works. Read, not measured.
 
 What such an explanation predicts can be measured. Whether a paper offers it, and whether the field has settled on
 it, are facts about the literature.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from normkit.lab.untestable import Untestable
 
 EXPLAINED_BY_SHIFT = Untestable(
-    id="H1",
+    id="U1",
     title="The explanation that came with BatchNorm",
     sentence="The paper that introduced BatchNorm explains the difficulty of training by internal covariate shift: "
     "parameters change, so every layer keeps adapting to inputs whose distribution moves.",
@@ -26,7 +26,7 @@ EXPLAINED_BY_SHIFT = Untestable(
 )
 
 UNSETTLED = Untestable(
-    id="H2",
+    id="U2",
     title="Why normalization works is not settled",
     sentence="Why normalization works has no fully agreed answer to this day.",
     sentences=(6,),
