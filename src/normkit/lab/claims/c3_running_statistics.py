@@ -132,7 +132,7 @@ def _criteria(e: Evidence) -> list[Criterion]:
         kind="near",
         target=1.0,
         tolerance=0.8,
-        reason="Zipf's most frequent tokens make all channels err together, so an error's size varies between batches by "
+        reason="Zipf's most frequent tokens make all channels err together, so an error's size varies by "
         "√(2·Σp²)/2 = .13 with Σp² = .036; six of those",
         every=True,
     )
