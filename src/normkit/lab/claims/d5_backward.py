@@ -146,7 +146,7 @@ def _criteria(e: Evidence) -> list[Criterion]:
             kind="above",
             target=0.0,
             tolerance=0.01,
-            reason="a random direction has N(0, 1/d) of any other, so the largest of 64 is near .3; .01 is rounding's no more",
+            reason="a random direction has N(0, 1/d) of any other, so the largest of 64 is near .3",
             every=True,
         ),
     ]
@@ -174,7 +174,7 @@ def _figures(e: Evidence) -> list[Chart]:
             caption="Left: how much longer or shorter a row's gradient becomes in the backward, against the row's σ "
             "(first seed; dashed: 1/σ, the bound). Right: largest component left along two directions.",
             alt="Left: all rows lie on or just below the line 1/σ, above 1 where σ is below 1. Right: layer norm "
-            "leaves nothing along either direction, RMS norm something of the mean, constant statistics something of both.",
+            "leaves nothing along either direction, RMS norm something of the mean, constant statistics of both.",
             panels=[
                 Panel(
                     "length",
