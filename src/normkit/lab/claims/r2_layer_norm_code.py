@@ -330,7 +330,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         corrected=Rule(
             text=f"LayerNorm has the error of a rounding after every step, {STEPWISE / ONCE:.2f} times that; RMSNorm "
-            "has the bits of multiply-then-cast, 26 % of them other than the text's, and runs one sqrt and one division.",
+            "has the bits of multiply-then-cast, 26 % of them other than the text's, and runs one sqrt and one div.",
             origin="theory",
             criteria=_code,
         ),
