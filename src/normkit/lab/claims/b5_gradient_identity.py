@@ -100,8 +100,7 @@ def _figures(e: Evidence) -> list[Chart]:
         Chart(
             caption="Squared length of a channel's gradient after the layer, in (γ/σ)²‖g‖², against the right side of "
             f"the identity ({C} channels, first seed; dashed: equality).",
-            alt="Batch norm's channels lie on the diagonal, between .6 and 1; with running statistics all lie at 1, "
-            "above it.",
+            alt="Batch norm's channels lie on the diagonal; with running statistics all lie at 1, above it.",
             panels=[
                 Panel(
                     "the identity",

@@ -193,7 +193,7 @@ def _figures(e: Evidence) -> list[Chart]:
             "γ of unit size). Right: the largest relative error of a float32 variance merged from eight messages, by "
             "the mean of the numbers; Σx and Σx² cancel. Bands: min–max over seeds.",
             alt="Left: the error under batch norm falls from .3 on the smallest shard to .1 on the largest, layer "
-            "norm lies at zero. Right: merging mean and M2 stays near 10⁻⁷ while sums lose all digits by 10⁴.",
+            "norm lies at zero. Right: merging mean and M2 ends near 10⁻⁵, the means' rounding; sums lose all.",
             panels=[
                 Panel(
                     "no synchronization",
