@@ -22,16 +22,16 @@ class RuleChange:
         claim: the claim's id.
         before, after: the rule in words, as far as it changed.
         why: the fault of the old rule.
-        verdict_before: the verdict under the old rule.
-        control_before: its control's verdict under the old rule.
+        verdict_before: the verdict under the old rule; None where it was not written down.
+        control_before: its control's verdict under the old rule, likewise.
     """
 
     claim: str
     before: str
     after: str
     why: str
-    verdict_before: Verdict
-    control_before: Verdict
+    verdict_before: Verdict | None
+    control_before: Verdict | None
 
 
 @cache
@@ -44,4 +44,4 @@ def rule_changes() -> tuple[RuleChange, ...]:
     """
     entries = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     kinds = ("verdict_before", "control_before")
-    return tuple(RuleChange(**(entry | {kind: Verdict(entry[kind]) for kind in kinds})) for entry in entries)
+    return tuple(RuleChange(**(entry | {kind: entry[kind] and Verdict(entry[kind]) for kind in kinds})) for entry in entries)

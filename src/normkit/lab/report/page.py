@@ -61,8 +61,8 @@ class ChangeView:
     """A rule that was changed after its first run, with the verdicts of then and of now."""
 
     change: RuleChange
-    before: Badge
-    control_before: Badge
+    before: Badge | None
+    control_before: Badge | None
     entry: EntryView
 
 
@@ -127,10 +127,14 @@ def _findings(judged: Sequence[Judged], claims: Sequence[ClaimView], words: Word
 def _changes(entries: Sequence[EntryView], words: Words) -> list[ChangeView]:
     by_id = {entry.judged.claim.id: entry for entry in entries}
     return [
-        ChangeView(c, badge(c.verdict_before, words), badge(c.control_before, words), by_id[c.claim])
+        ChangeView(c, _told(c.verdict_before, words), _told(c.control_before, words), by_id[c.claim])
         for c in rule_changes()
         if c.claim in by_id
     ]
+
+
+def _told(verdict: Verdict | None, words: Words) -> Badge | None:
+    return None if verdict is None else badge(verdict, words)
 
 
 def _of(claims: Sequence[ClaimView], key: str) -> list[ClaimView]:
