@@ -43,5 +43,5 @@ def rule_changes() -> tuple[RuleChange, ...]:
         ['fails']
     """
     entries = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    kinds = ("verdict_before", "control_before")
-    return tuple(RuleChange(**(entry | {kind: entry[kind] and Verdict(entry[kind]) for kind in kinds})) for entry in entries)
+    verdicts = ("verdict_before", "control_before")
+    return tuple(RuleChange(**(e | {kind: e[kind] and Verdict(e[kind]) for kind in verdicts})) for e in entries)
