@@ -89,6 +89,10 @@ def __getattr__(name: str) -> _Any:
         from importlib.metadata import version
 
         return version("normkit")
+    if name == "NormParallel":  # needs torch.distributed, which costs time and is not in every build
+        from normkit.modules.parallel import NormParallel
+
+        return NormParallel
     if name in ("watch", "Watched", "Reading"):
         from importlib import import_module
 

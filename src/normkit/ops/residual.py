@@ -17,7 +17,7 @@ from normkit.ops import telling
 from normkit.ops.outputs import may_fill_both, may_write_both
 from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import scaled, through_reference
-from normkit.ops.watch import choose, needs_grad, plain, watched
+from normkit.ops.watch import choose, is_dtensor, needs_grad, plain, watched
 from normkit.spec import NormSpec
 
 
@@ -35,6 +35,8 @@ def add_normalize(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of ``s = α·residual + β·x`` and s itself, rounded before its statistic is taken."""
+    if is_dtensor(x) and out is None:
+        return _of_shards(x, residual, spec, weight, bias, alpha, beta, axes, eps)
     if out is not None:
         return _write(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, out=out)
     if not watched():
@@ -50,6 +52,29 @@ def add_normalize(
 
         return opaque.add_normalize(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps)
     return _add_reference(x, residual, spec, weight, bias, alpha, beta, axes, eps)
+
+
+def _of_shards(
+    x: Tensor,
+    residual: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    alpha: float,
+    beta: float,
+    axes: tuple[int, ...],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    from normkit.ops import sharded  # torch.distributed, which not every build of PyTorch has
+
+    def local(x: Tensor, r: Tensor, w: Tensor | None, b: Tensor | None) -> tuple[Tensor, Tensor]:
+        return add_normalize(x, r, spec, w, b, alpha=alpha, beta=beta, axes=axes, eps=eps)
+
+    def add(x: Tensor, r: Tensor) -> Tensor:
+        return _sum_of(x, r, alpha, beta)
+
+    name = f"add_{spec.kind}_norm"
+    return sharded.add_normalize(x, residual, spec, weight, bias, axes=axes, eps=eps, local=local, add=add, name=name)
 
 
 def _write(
@@ -158,13 +183,17 @@ def _add_reference(
     axes: tuple[int, ...],
     eps: float,
 ) -> tuple[Tensor, Tensor]:
+    s = _sum_of(x, residual, alpha, beta)
+    return telling.normalize(s, spec, weight, bias, axes=axes, eps=eps, out_dtype=x.dtype), s
+
+
+def _sum_of(x: Tensor, residual: Tensor, alpha: float, beta: float) -> Tensor:
     stream = torch.promote_types(x.dtype, residual.dtype)
     wide = accumulation_dtype(stream)
     # Scales of 1 are left out, so that the sum is the plain sum; α·r + β·x is formed wide and then rounded.
     scaled = residual.to(wide) if alpha == 1 else residual.to(wide) * alpha
     branch = x.to(wide) if beta == 1 else x.to(wide) * beta
-    s = round_to(scaled + branch, stream)
-    return telling.normalize(s, spec, weight, bias, axes=axes, eps=eps, out_dtype=x.dtype), s
+    return round_to(scaled + branch, stream)
 
 
 class _AddNorm(torch.autograd.Function):

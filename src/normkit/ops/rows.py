@@ -16,7 +16,7 @@ from normkit.kernels.rounding import result_dtype
 from normkit.ops import telling
 from normkit.ops.outputs import may_fill, may_write
 from normkit.ops.through import through_reference
-from normkit.ops.watch import choose, needs_grad, plain, watched
+from normkit.ops.watch import choose, is_dtensor, needs_grad, plain, watched
 from normkit.spec import NormSpec
 
 
@@ -31,6 +31,14 @@ def normalize(
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute ``spec`` on x by the best way there is; arguments as `normkit.kernels.reference.normalize` takes them."""
+    if is_dtensor(x):
+        from normkit.ops import sharded  # torch.distributed, which not every build of PyTorch has
+
+        def local(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+            return normalize(x, spec, w, b, axes=axes, eps=eps)
+
+        y = sharded.normalize(x, spec, weight, bias, axes=axes, eps=eps, local=local, name=f"{spec.kind}_norm")
+        return y if out is None else out.copy_(y)
     if not watched():
         request = Request(spec, x, axes, weight, bias)
         kernel = choose(request, x, weight, bias, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -54,6 +55,13 @@ def plain(t: Tensor | None) -> bool:
         return True
     kind = type(t)
     return (kind is Tensor or kind is Parameter) and _keys_of(t).raw_repr() in (_known or _learn())
+
+
+def is_dtensor(x: Tensor) -> bool:
+    """Say whether x is a DTensor that eager code works on; a compiler gets the reference, which it partitions."""
+    if type(x) is Tensor or "torch.distributed.tensor" not in sys.modules:
+        return False
+    return isinstance(x, sys.modules["torch.distributed.tensor"].DTensor) and not torch.compiler.is_compiling()
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
