@@ -83,6 +83,12 @@ RANKS = [
     ["normkit.lab.claims"],
     ["normkit.lab.runs.lines", "normkit.lab.runs.lock", "normkit.lab.runs.code", "normkit.lab.runs.interrupts"],
     ["normkit.lab.runs.judged", "normkit.lab.runs", "normkit.lab"],
+    ["normkit.lab.grid.options", "normkit.lab.grid.curves", "normkit.lab.grid"],
+    ["normkit.lab.grid.own_models"],
+    ["normkit.lab.grid.study"],
+    ["normkit.lab.grid.estimate", "normkit.lab.grid.reading"],
+    ["normkit.lab.grid.figures"],
+    ["normkit.lab.grid.verdicts"],
     ["normkit.lab.runs.plan", "normkit.lab.runs.folder", "normkit.lab.report"],
     ["normkit.lab.runs.worker"],
     ["normkit.lab.runs.pool", "normkit.lab.runs.pace"],
@@ -91,6 +97,8 @@ RANKS = [
     ["normkit.lab.terminal.tables", "normkit.lab.terminal.compare", "normkit.lab.terminal"],
     ["normkit.lab.terminal.progress"],
     ["normkit.lab.terminal.commands"],
+    ["normkit.lab.terminal.following"],
+    ["normkit.lab.terminal.train"],
     ["normkit.cli"],
 ]
 

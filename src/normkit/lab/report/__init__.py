@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from normkit.lab.claims import catalogue
+from normkit.lab.grid.verdicts import claims as grid_claims
 from normkit.lab.runs.judged import judge_claim, read_run
 
 REPORT = "report.html"
@@ -21,9 +22,12 @@ def render(run_dir: Path) -> str:
         ModuleNotFoundError: matplotlib or jinja2 is missing; the message names the extra to install.
     """
     try:
+        from normkit.lab.report.grid_page import grid_page
         from normkit.lab.report.page import page
 
         run = read_run(run_dir)
+        if run.settings.grid:
+            return grid_page(run, [judge_claim(claim, run) for claim in grid_claims(run.settings)])
         return page(run, [judge_claim(claim, run) for claim in catalogue()])
     except ModuleNotFoundError as error:
         if error.name not in {"matplotlib", "jinja2"}:
