@@ -75,6 +75,9 @@ def test_rates_and_wirings_of_one_seed_start_from_the_same_weights_and_seeds_do_
     mine = own("logits_only")
     arm = "model/brought_models:logits_only/warmup-0/lr-0.01"
     assert first(arm, mine) != first(arm, mine, seed=1)
+    own_still = Grid(models=mine.models, lrs=(1e-12, 2e-12), steps=10, rows=2)
+    a, b = (first(f"model/{mine.models[0]}/warmup-0/lr-{lr!r}", own_still) for lr in own_still.lrs)
+    assert a == pytest.approx(b, abs=1e-6)
 
 
 def test_a_rate_that_is_far_too_high_diverges_and_says_when(corpus: Corpus):

@@ -43,6 +43,8 @@ class Grid:
         lrs, warmups: learning rates, ascending, and steps of linear warm-up.
         steps, rows: updates, and windows of 64 bytes in each.
         depth, width, heads: of the lab's own networks; 0 heads for as many as are about `HEAD` wide.
+        shards: equal parts of every batch whose gradients are computed apart and then averaged; under ``torchrun`` one
+            for each process. See `normkit.lab.grid.shards`.
         tolerance: the least difference of held-out losses, in nats per byte, that counts as one.
 
     Raises:
@@ -67,6 +69,7 @@ class Grid:
     depth: int = 6
     width: int = 64
     heads: int = 0
+    shards: int = 1
     tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
@@ -99,7 +102,20 @@ class Grid:
         for name in ("rows", "depth", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: expected 1 or more")
+        self._check_shards()
         self._check_heads()
+
+    def _check_shards(self) -> None:
+        if self.shards < 1 or self.rows % self.shards:
+            raise ValueError(
+                f"--shards {self.shards}: expected a divisor of --rows, {self.rows}, so that every part holds as many "
+                "windows (under torchrun there is a part for each process)"
+            )
+        if self.shards > 1 and "batch" in self.norms:
+            raise ValueError(
+                f"--norm batch with --shards {self.shards}: every part would have statistics of its own, and running "
+                "ones of the last part; train it unsharded"
+            )
 
     def _check_heads(self) -> None:
         if not self.wirings:
@@ -148,6 +164,8 @@ def command(grid: Grid, settings: Settings, seeds: str) -> str:
         words += ["--depth", str(grid.depth), "--width", str(grid.width), "--heads", str(grid.heads_used)]
     for model in grid.models:
         words += ["--model", model]
+    if grid.shards > 1:
+        words += ["--shards", str(grid.shards)]
     words += ["--lr", ",".join(map(repr, grid.lrs)), "--warmup", ",".join(map(str, grid.warmups))]
     words += ["--steps", str(grid.steps), "--rows", str(grid.rows), "--tolerance", repr(grid.tolerance)]
     words += ["--seeds", seeds, "--device", settings.device]

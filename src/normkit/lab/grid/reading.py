@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from normkit.lab.claim import Evidence
-from normkit.lab.grid.study import FREQUENCIES, grid_of
+from normkit.lab.grid.study import FREQUENCIES
 
 SHARE = 0.8  # of the seeds that must train for a rate to count as stable: 4 of 5, and all of fewer than five
 
@@ -39,7 +39,7 @@ class Side:
         if arm == FREQUENCIES:
             return "no training"
         warmup, lr = point_of(arm)
-        return f"lr {lr:g}" + (f" (warm-up {warmup})" if warmup and len(grid_of(e.settings).warmups) > 1 else "")
+        return f"lr {lr:g}" + (f" (warm-up {warmup})" if warmup and len(self.warmups(e)) > 1 else "")
 
     def rates(self, e: Evidence, warmup: int) -> list[tuple[float, str]]:
         """Return its learning rates at a warm-up, each with the path of its runs."""

@@ -21,6 +21,7 @@ from normkit.lab.draws import Draws
 from normkit.lab.grid.curves import Curve
 from normkit.lab.grid.options import Grid
 from normkit.lab.grid.own_models import BytesToLogits, fresh
+from normkit.lab.grid.shards import backward_of
 from normkit.lab.model.training import (
     CURVE,
     Schedule,
@@ -55,7 +56,7 @@ def arms(settings: Settings) -> list[Arm]:
 
 def contender(grid: Grid, name: str) -> dict[str, Any]:
     """Return what a contender's runs depend on, warm-up and rate apart."""
-    shared = {"steps": grid.steps, "rows": grid.rows}
+    shared = {"steps": grid.steps, "rows": grid.rows, "shards": grid.shards}
     first, _, rest = name.partition("/")
     if first == "model":
         return shared | {"model": rest, "code": digest([rest.partition(":")[0]])}
@@ -90,7 +91,9 @@ def _measure(params: Params, bench: Bench) -> Values:
 
     flags: list[str] = []
     during = _watched(model.inner, _log(bench), flags) if isinstance(model, BytesToLogits) else None
-    run = train_model(model, schedule, bench.corpus, bench.draws, bench.settings.device, told, during)
+    device = bench.settings.device
+    backward = backward_of(model.to(device), params["shards"])
+    run = train_model(model, schedule, bench.corpus, bench.draws, device, told, during, backward)
     curve.close(run.outcome, run.heldout)
     return {
         "outcome": run.outcome,

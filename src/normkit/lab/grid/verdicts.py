@@ -202,7 +202,8 @@ def _told(e: Evidence, side: Side) -> str:
 
 
 def _measured(grid: Grid) -> str:
-    size = f"The lab's Transformer ({grid.depth} blocks, width {grid.width}, {grid.heads_used} heads, SwiGLU, RoPE)"
+    heads = f"{grid.heads_used} head{'s' if grid.heads_used > 1 else ''}"
+    size = f"The lab's Transformer ({grid.depth} blocks, width {grid.width}, {heads}, SwiGLU, RoPE)"
     what = " and ".join(
         part for part in (size if grid.wirings else "", "models of one's own" if grid.models else "") if part
     )

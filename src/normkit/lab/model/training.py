@@ -105,6 +105,7 @@ def train_model(
     device: str = "cpu",
     told: Callable[[int, list[float]], None] | None = None,
     during: AbstractContextManager[object] | None = None,
+    backward: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> Run:
     """Train any module that maps bytes (N, T) to logits (N, T, 256), as `train` does; it is changed in place.
 
@@ -113,6 +114,8 @@ def train_model(
         schedule, corpus, draws, device: as in `train`.
         told: called after every `CURVE` steps with the number of steps made and their losses.
         during: held while the model trains, and left before it is judged.
+        backward: puts the gradient of a batch's loss into the parameters and returns the loss, detached;
+            `whole_batch` if not given.
     """
     plateau = plateau_of(corpus, schedule.rows)
     frequencies = _log_frequencies(corpus).to(device)
@@ -121,17 +124,16 @@ def train_model(
     optimizer = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=schedule.lr, betas=(0.9, 0.98), fused=True
     )
+    backward = backward or whole_batch
     losses: list[Tensor] = []
     baseline = -frequencies[windows[:, :, 1:]].mean(dim=(1, 2))
     with during or nullcontext():
         for step, window in enumerate(windows):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr_at(step)
-            loss = next_byte_loss(model, window)
             optimizer.zero_grad()
-            loss.backward()
+            losses.append(backward(model, window))
             optimizer.step()
-            losses.append(loss.detach())
             # Reading a loss waits for the device, so it is read once a point; what follows a NaN is NaN anyway.
             if step % CURVE == CURVE - 1:
                 point: list[float] = torch.stack(losses[-CURVE:]).tolist()
@@ -140,6 +142,13 @@ def train_model(
                 if not math.isfinite(point[-1]):
                     break
     return _judged(model, torch.stack(losses).cpu(), baseline.cpu(), corpus, plateau)
+
+
+def whole_batch(model: nn.Module, window: Tensor) -> Tensor:
+    """Put the gradient of the mean loss of ``window`` into the parameters; return that loss, detached."""
+    loss = next_byte_loss(model, window)
+    loss.backward()
+    return loss.detach()
 
 
 def frequencies_loss(corpus: Corpus) -> float:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from normkit.lab.runs.engine import Order, Result, run
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.judged import CellId, read_run, to_json
 from normkit.lab.runs.plan import Plan, make_plan
+from normkit.lab.runs.ranks import join, leave, processes, rank, run_together
 from normkit.lab.settings import Settings
 from normkit.lab.terminal.commands import (
     check_device,
@@ -53,6 +54,9 @@ def train(
     warmup: Annotated[str, typer.Option(help="Steps of linear warm-up.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 200,
     rows: Annotated[int, typer.Option(help="Windows of 64 bytes in a step.")] = 16,
+    shards: Annotated[
+        int, typer.Option(help="Parts of a batch whose gradients are computed apart; torchrun: one a process.")
+    ] = 0,
     tolerance: Annotated[float, typer.Option(help="Least difference that counts, in nats per byte.")] = TOLERANCE,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Text to train on: a file or a folder.")] = None,
     seeds: Annotated[str, typer.Option(help="Such as 0-2 or 0,2,5; one seed decides nothing.")] = "0-2",
@@ -71,7 +75,8 @@ def train(
 
     Plan, memory and time are estimated first, on a few steps of each contender. While runs train, the folder's
     curves.jsonl grows a line every ten steps. A run that was stopped or killed goes on where it was; the same options
-    and code give the same bits, whatever --jobs is.
+    and code give the same bits, whatever --jobs is. Under torchrun every batch is split among its processes, and on the
+    CPU the bits are those of one process with --shards set to their number.
 
     Exit codes: 0 done, 2 wrong usage or something could not run, 130 interrupted.
 
@@ -80,6 +85,7 @@ def train(
       normkit lab train --wiring pre,post,deepnorm --lr 1e-3,3e-3,1e-2 --dry-run
       normkit lab train --wiring pre,post --norm rms,layer --depth 12 --width 256 --warmup 0,200 --corpus ~/books
       normkit lab train --wiring pre --model my_package.models:build --out runs/mine
+      torchrun --nproc-per-node 2 -m normkit.cli lab train --wiring pre,post --width 512
     """
     with refusals():
         grid = Grid(
@@ -93,6 +99,7 @@ def train(
             depth=depth,
             width=width,
             heads=heads,
+            shards=shards or processes(),
             tolerance=tolerance,
         )
         numbers = parse_seeds(seeds)
@@ -102,6 +109,8 @@ def train(
             sys.path.insert(0, str(Path.cwd()))  # workers look for modules where this process does
         settings = Settings("full", numbers, text.name, text.sha256, text.bytes, device, grid.to_text())
         workers = jobs or (1 if device != "cpu" else usable_cores())
+        if processes() > 1:
+            _together(grid, Order([], settings, out, processes(), force), text, as_json, dry_run)
         order, plan, estimate = _estimated(grid, settings, text, Order([], settings, out, workers, force))
         if not (dry_run and as_json):
             (print_lines if dry_run else _say_lines)(_told(grid, plan, order, estimate))
@@ -110,11 +119,36 @@ def train(
                 print_json(_as_json(plan, order, estimate))
             return
         result = _followed(order)
+    _print_verdicts(result, as_json)
+
+
+def _print_verdicts(result: Result, as_json: bool) -> NoReturn:
     if as_json:
         print_json([to_json(judged) for judged in result.judged])
     else:
         print_lines(verdict_table(result.judged))
     raise typer.Exit(exit_code(result, strict=False))
+
+
+def _together(grid: Grid, order: Order, text: Corpus, as_json: bool, dry_run: bool) -> NoReturn:
+    """Do all this as one of several processes under ``torchrun``; process 0 speaks."""
+    if grid.shards != processes():
+        raise ValueError(f"--shards {grid.shards}: torchrun started {processes()} processes, one for each part")
+    if rank() == 0:
+        order, plan, estimate = _estimated(grid, order.settings, text, order)
+        (print_lines if dry_run else _say_lines)(_told(grid, plan, order, estimate))
+    else:
+        order = replace(order, claims=[(claim, STUDY_MODULE) for claim in claims(order.settings)])
+    if dry_run:
+        raise typer.Exit()
+    join(order.settings.device)
+    try:
+        result = run_together(order, text, LineView(say), say)
+    finally:
+        leave()
+    if result is None:
+        raise typer.Exit()
+    _print_verdicts(result, as_json)
 
 
 def _names(text: str) -> tuple[str, ...]:
