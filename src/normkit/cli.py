@@ -11,6 +11,7 @@ import typer
 from normkit.bench.command import bench
 from normkit.environment import describe, lines
 from normkit.lab.terminal.commands import app as lab
+from normkit.lab.terminal.train import train
 from normkit.surgery.auditing.command import audit
 from normkit.testing.command import errors
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Normalization for Transformers, and a lab that measures every claim about it.",
 )
+lab.command("train")(train)
 app.add_typer(lab, name="lab")
 app.command("bench")(bench)
 app.command("errors")(errors)
@@ -52,3 +54,7 @@ def main() -> None:
 
 def _terminated(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from normkit.lab.corpus import Corpus
@@ -24,11 +25,15 @@ Values = dict[str, Any]  # what a measurement returns: numbers, lists of numbers
 
 @dataclass(frozen=True)
 class Bench:
-    """What a measurement may use: its settings, its random streams, the corpus (None unless the study asks)."""
+    """What a measurement may use: its settings, its random streams, the corpus (None unless the study asks).
+
+    ``folder`` is the run folder, for what shall be read while a measurement goes on; no result may depend on it.
+    """
 
     settings: Settings
     draws: Draws
     corpus: Corpus | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)

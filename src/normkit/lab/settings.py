@@ -20,6 +20,8 @@ class Settings:
         corpus_sha256: digest of the bytes used, so that a changed corpus is a changed setting.
         corpus_bytes: their number.
         device: a torch device string.
+        grid: what `normkit lab train` was asked to compare, as `normkit.lab.grid.options.Grid` writes it; empty for
+            the catalogue's claims.
     """
 
     mode: Mode = "quick"
@@ -28,10 +30,14 @@ class Settings:
     corpus_sha256: str = ""
     corpus_bytes: int = 0
     device: str = "cpu"
+    grid: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dict; `from_json` is its inverse."""
-        return asdict(self) | {"seeds": list(self.seeds)}
+        data = asdict(self) | {"seeds": list(self.seeds)}
+        if not self.grid:
+            del data["grid"]  # a run of the catalogue has none
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:

@@ -279,8 +279,8 @@ class BatchNorm(Positions):
 
         Example:
             >>> import torch, normkit as nk
-            >>> nk.BatchNorm(3, channel_axis=1).to_torch(torch.nn.BatchNorm1d)
-            BatchNorm1d(3, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+            >>> nk.BatchNorm(3, channel_axis=1).to_torch(torch.nn.BatchNorm1d).running_mean
+            tensor([0., 0., 0.])
         """
         if self.channel_axis != 1 or self.frozen:
             what = "is frozen" if self.frozen else f"has its channels on axis {self.channel_axis}"

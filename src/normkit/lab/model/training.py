@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normkit.lab.corpus import CONTEXT, HELDOUT_WINDOWS, Corpus, bigram_entropy, unigram_entropy
 from normkit.lab.draws import Draws
-from normkit.lab.model.transformer import Transformer, TransformerConfig, build
+from normkit.lab.model.transformer import TransformerConfig, build
 
 Outcome = Literal["trained", "stuck", "diverged"]
 CURVE = 10  # steps per point of the curve
@@ -92,35 +94,76 @@ def train(config: TransformerConfig, schedule: Schedule, corpus: Corpus, draws: 
     Batches and initial weights come from ``draws``' shared streams: arms of one study see the same batches in the
     same order, and start from the same weights wherever shapes agree.
     """
+    return train_model(build(config, draws), schedule, corpus, draws, device)
+
+
+def train_model(
+    model: nn.Module,
+    schedule: Schedule,
+    corpus: Corpus,
+    draws: Draws,
+    device: str = "cpu",
+    told: Callable[[int, list[float]], None] | None = None,
+    during: AbstractContextManager[object] | None = None,
+    backward: Callable[[nn.Module, Tensor], Tensor] | None = None,
+) -> Run:
+    """Train any module that maps bytes (N, T) to logits (N, T, 256), as `train` does; it is changed in place.
+
+    Args:
+        model: where training starts.
+        schedule, corpus, draws, device: as in `train`.
+        told: called after every `CURVE` steps with the number of steps made and their losses.
+        during: held while the model trains, and left before it is judged.
+        backward: puts the gradient of a batch's loss into the parameters and returns the loss, detached;
+            `whole_batch` if not given.
+    """
     plateau = plateau_of(corpus, schedule.rows)
     frequencies = _log_frequencies(corpus).to(device)
-    model = build(config, draws).to(device)
-    windows = _batches(corpus, schedule, draws).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=schedule.lr, betas=(0.9, 0.98), fused=True)
+    model = model.to(device).train()
+    windows = batches(corpus, schedule, draws).to(device)
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=schedule.lr, betas=(0.9, 0.98), fused=True
+    )
+    backward = backward or whole_batch
     losses: list[Tensor] = []
     baseline = -frequencies[windows[:, :, 1:]].mean(dim=(1, 2))
-    for step, window in enumerate(windows):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr_at(step)
-        loss = next_byte_loss(model, window)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-        # Reading a loss waits for the device, so it is read once a point; what follows a NaN is NaN anyway.
-        if step % CURVE == CURVE - 1 and not bool(loss.isfinite()):
-            break
+    with during or nullcontext():
+        for step, window in enumerate(windows):
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr_at(step)
+            optimizer.zero_grad()
+            losses.append(backward(model, window))
+            optimizer.step()
+            # Reading a loss waits for the device, so it is read once a point; what follows a NaN is NaN anyway.
+            if step % CURVE == CURVE - 1:
+                point: list[float] = torch.stack(losses[-CURVE:]).tolist()
+                if told is not None:
+                    told(step + 1, point)
+                if not math.isfinite(point[-1]):
+                    break
     return _judged(model, torch.stack(losses).cpu(), baseline.cpu(), corpus, plateau)
 
 
-def next_byte_loss(model: Transformer, windows: Tensor) -> Tensor:
+def whole_batch(model: nn.Module, window: Tensor) -> Tensor:
+    """Put the gradient of the mean loss of ``window`` into the parameters; return that loss, detached."""
+    loss = next_byte_loss(model, window)
+    loss.backward()
+    return loss.detach()
+
+
+def frequencies_loss(corpus: Corpus) -> float:
+    """Return the mean held-out loss of one who knows how often each byte occurs in the training text, and no more."""
+    return float(-_log_frequencies(corpus).double()[heldout_windows(corpus)[:, 1:]].mean())
+
+
+def next_byte_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Return the mean cross-entropy, in nats, of every byte of ``windows`` (N, T + 1) but the first of each."""
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 @torch.no_grad()
-def heldout_loss(model: Transformer, corpus: Corpus, rows: int = 32) -> float:
+def heldout_loss(model: nn.Module, corpus: Corpus, rows: int = 32) -> float:
     """Return the mean loss over the fixed held-out windows, in evaluation mode."""
     device = next(model.parameters()).device
     was_training = model.training
@@ -154,7 +197,8 @@ def _log_frequencies(corpus: Corpus) -> Tensor:
     return (counts / counts.sum()).log().float()
 
 
-def _batches(corpus: Corpus, schedule: Schedule, draws: Draws) -> Tensor:
+def batches(corpus: Corpus, schedule: Schedule, draws: Draws) -> Tensor:
+    """Return the windows (steps, rows, `CONTEXT` + 1) of every step: the same for all arms of a study and seed."""
     last = len(corpus.train) - (CONTEXT + 1)
     starts = torch.randint(0, last + 1, (schedule.steps, schedule.rows), generator=draws.shared("batches"))
     return _windows(corpus.train, starts)
@@ -164,7 +208,7 @@ def _windows(text: Tensor, starts: Tensor) -> Tensor:
     return text[starts[..., None] + torch.arange(CONTEXT + 1)].long()
 
 
-def _judged(model: Transformer, losses: Tensor, baseline: Tensor, corpus: Corpus, plateau: Plateau) -> Run:
+def _judged(model: nn.Module, losses: Tensor, baseline: Tensor, corpus: Corpus, plateau: Plateau) -> Run:
     finite = int(losses.isfinite().long().cumprod(0).sum())
     diverged_at = finite if finite < len(losses) else None
     heldout = heldout_loss(model, corpus) if diverged_at is None else math.nan

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from normkit.lab.claims import catalogue
+from normkit.lab.grid.verdicts import claims as grid_claims
 from normkit.lab.language import Language, Words
 from normkit.lab.runs.judged import REPORTS, Judged, Run, judge_claim, read_run
 
@@ -21,9 +22,7 @@ def render(run_dir: Path, language: Language = "en") -> str:
         ModuleNotFoundError: matplotlib or jinja2 is missing; the message names the extra to install.
     """
     with _libraries():
-        from normkit.lab.report.page import page
-
-        return page(*_judged(run_dir), Words(language))
+        return _text(*_judged(run_dir), language)
 
 
 def write_report(run_dir: Path, language: Language = "en") -> Path:
@@ -33,11 +32,10 @@ def write_report(run_dir: Path, language: Language = "en") -> Path:
     """
     with _libraries():
         from normkit.lab.report.files import write, write_figures
-        from normkit.lab.report.page import page
 
         run, judged = _judged(run_dir)
         path = run_dir / REPORTS[language]
-        text = page(run, judged, Words(language))
+        text = _text(run, judged, language)
         write_figures(run_dir, judged)
         write(path, text)
         return path
@@ -45,7 +43,15 @@ def write_report(run_dir: Path, language: Language = "en") -> Path:
 
 def _judged(run_dir: Path) -> tuple[Run, list[Judged]]:
     run = read_run(run_dir)
-    return run, [judge_claim(claim, run) for claim in catalogue()]
+    claims = grid_claims(run.settings) if run.settings.grid else catalogue()
+    return run, [judge_claim(claim, run) for claim in claims]
+
+
+def _text(run: Run, judged: list[Judged], language: Language) -> str:
+    from normkit.lab.report.grid_page import grid_page
+    from normkit.lab.report.page import page
+
+    return grid_page(run, judged) if run.settings.grid else page(run, judged, Words(language))
 
 
 @contextmanager

@@ -172,7 +172,8 @@ class _Going:
         return next((w for w in self._pool.workers if w.timing), None) or self._pool.start(timing=True)
 
     def _give(self, worker: Worker, cell: Cell) -> None:
-        worker.give(cell, {"module": cell.module, "study": cell.study.id, "arm": cell.arm.name, "seed": cell.seed})
+        what = {"module": cell.module, "study": cell.study.id, "arm": cell.arm.name, "seed": cell.seed}
+        worker.give(cell, what | {"folder": str(self._folder.path)})
 
     def _take(self, cell: Cell, reply: Reply) -> None:
         """Keep a measurement, or give up the study whose measurement raised."""

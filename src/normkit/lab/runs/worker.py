@@ -89,18 +89,20 @@ def _measure(request: Request, settings_json: Request) -> Reply:
     arm = next(arm for arm in study.arms(settings) if arm.name == request["arm"])
     draws = Draws(study.id, arm.name, int(request["seed"]))
     corpus = _corpus(settings.corpus, settings.corpus_sha256) if study.corpus else None
+    folder = Path(request["folder"]) if "folder" in request else None
     # A study draws from its own streams; should it reach for the global one, that must not depend on what this
     # worker did before.
     torch.manual_seed(draws.own("global").initial_seed())
     start = time.perf_counter()
-    values = study.measure(arm.params, Bench(settings, draws, corpus))
+    values = study.measure(arm.params, Bench(settings, draws, corpus, folder))
     seconds = time.perf_counter() - start
     return {"values": jsonable(values), "seconds": seconds}
 
 
 def find_study(module: str, study: str) -> Study:
-    """Return the study that a claim of ``module`` judges."""
-    studies = (claim.study for claim in importlib.import_module(module).CLAIMS)
+    """Return the study that a claim of ``module`` judges, or that it names in ``STUDIES``."""
+    holder = importlib.import_module(module)
+    studies = (*getattr(holder, "STUDIES", ()), *(claim.study for claim in getattr(holder, "CLAIMS", ())))
     return next(found for found in studies if found is not None and found.id == study)
 
 

@@ -292,3 +292,8 @@ def _print(lines: list[str]) -> None:
 def _print_json(data: Any) -> None:
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")
+
+
+# What other commands of the lab share with these.
+refusals, check_device, exit_code = _refusals, _check_device, _exit_code
+fail, note, say, print_lines, print_json = _fail, _note, _say, _print, _print_json
