@@ -47,6 +47,22 @@ def in_an_object():
     return Net(lambda logits: SimpleNamespace(logits=logits))
 
 
+class Overflowing(Net):
+    """A branch that leaves half precision's range, and is mended before the logits: only a watch sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.side = nk.RMSNorm(8)
+
+    def forward(self, tokens):
+        side = self.side((self.embed(tokens) * 1e6).half()).float().nan_to_num()
+        return super().forward(tokens) + 0 * side.mean(-1, keepdim=True)
+
+
+def overflowing():
+    return Overflowing()
+
+
 def nan():
     return Net(lambda logits: logits * float("nan"))
 

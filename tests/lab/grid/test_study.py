@@ -55,6 +55,13 @@ def test_a_model_of_ones_own_is_trained_on_the_same_batches_and_watched(function
     assert points[-1]["heldout"] == values["heldout"]
 
 
+def test_what_overflows_inside_a_model_is_flagged_with_its_place(corpus: Corpus):
+    values = measure(own("overflowing"), "model/brought_models:overflowing/warmup-0/lr-0.01", corpus)
+    assert "danger, not-finite: side" in values["flags"]
+    clean = measure(own("logits_only"), "model/brought_models:logits_only/warmup-0/lr-0.01", corpus)
+    assert clean["flags"] == []
+
+
 def test_what_a_killed_run_left_among_the_readings_is_void(corpus: Corpus, tmp_path: Path):
     arm = "model/brought_models:logits_only/warmup-0/lr-0.01"
     for _ in range(2):

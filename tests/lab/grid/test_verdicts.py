@@ -183,6 +183,15 @@ def test_a_page_of_a_run_that_has_just_begun():
     assert "waiting" in page
 
 
+def test_flags_stand_on_the_page_with_the_run_they_belong_to():
+    run = made({})
+    first = run.measurements[0]
+    flagged = replace(first, values=first.values | {"flags": ["danger, not-finite: <side>"]})
+    page = grid_page(replace(run, measurements=(flagged, *run.measurements[1:])), [])
+    assert f"<code>{first.arm}, seed 0</code>: danger, not-finite: &lt;side&gt;" in page
+    assert "not-finite" not in grid_page(run, [])
+
+
 def test_names_that_look_like_html_are_text_on_the_page():
     settings = replace(SETTINGS, grid=replace(GRID, models=("mine:<b>x",)).to_text())
     run = made({"model": 2.4}, settings)

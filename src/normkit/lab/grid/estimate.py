@@ -56,11 +56,15 @@ def costs(grid: Grid, corpus: Corpus, device: str) -> dict[str, Cost]:
             if name.startswith("model/"):
                 check(name.removeprefix("model/"), windows[0], device)
             with torch.random.fork_rng():
-                found[name] = _cost(made(contender(grid, name), draws), grid, windows, device)
+                found[name] = cost(made(contender(grid, name), draws), grid, windows, device)
     return found
 
 
-def _cost(model: nn.Module, grid: Grid, windows: Tensor, device: str) -> Cost:
+def cost(model: nn.Module, grid: Grid, windows: Tensor, device: str) -> Cost:
+    """Measure a network on batches (steps, N, T + 1) of bytes; its weights stay as they are.
+
+    Kept for the backward is what autograd saves in a forward, each storage once, parameters left out.
+    """
     windows = windows.to(device)
     cuda = torch.device(device).type == "cuda"
     if cuda:

@@ -14,13 +14,12 @@ from normkit.lab.grid.options import command
 from normkit.lab.grid.reading import Side
 from normkit.lab.grid.study import STUDY, WATCHED, grid_of
 from normkit.lab.grid.verdicts import label
-from normkit.lab.language import Words
 from normkit.lab.numbers import number
 from normkit.lab.report import palette
 from normkit.lab.report.charts import left_out, panel_svg
 from normkit.lab.report.gauge import gauge
 from normkit.lab.report.inline import inline
-from normkit.lab.report.numbers import judged_on, measured, region
+from normkit.lab.report.numbers import measured, region
 from normkit.lab.report.tables import Table, tables_of
 from normkit.lab.report.view import KEYS, flat, seeds
 from normkit.lab.runs.judged import MEASUREMENTS, Judged, Run, last_line, summary_of
@@ -143,8 +142,7 @@ def _rules(claim: Claim, judgement: Judgement | None) -> Iterator[tuple[str, str
 
 def _row(c: Criterion) -> Row:
     outcomes = (c.outcome(0.5).value, c.outcome(1.0).value, c.outcome(2.0).value)
-    base = judged_on(c, Words("en"))
-    judged = base if c.known is None else f"{base}: no interval"
+    judged = "one seed: no interval" if c.known is not None else f"mean of {len(c.values)} seeds, 95 % interval"
     return Row(c.name, measured(c), judged, region(c), number(c.tolerance), c.reason, gauge(c), outcomes)
 
 

@@ -120,10 +120,13 @@ def train(
                 print_json(_as_json(plan, order, estimate))
             return
         result = _followed(order)
-    _print_verdicts(result, as_json)
+    _print_verdicts(result, as_json, out)
 
 
-def _print_verdicts(result: Result, as_json: bool) -> NoReturn:
+def _print_verdicts(result: Result, as_json: bool, out: Path) -> NoReturn:
+    for m in read_run(out).measurements:
+        for flag in m.values.get("flags", ()):
+            say(f"flag: {m.arm} seed {m.seed}: {flag}")
     if as_json:
         print_json([to_json(judged) for judged in result.judged])
     else:
@@ -149,7 +152,7 @@ def _together(grid: Grid, order: Order, text: Corpus, as_json: bool, dry_run: bo
         leave()
     if result is None:
         raise typer.Exit()
-    _print_verdicts(result, as_json)
+    _print_verdicts(result, as_json, order.out)
 
 
 def _names(text: str) -> tuple[str, ...]:
