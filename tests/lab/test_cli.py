@@ -279,6 +279,7 @@ def test_what_cannot_be_tested_is_listed_selected_and_answered_for_nothing(mixed
     assert verdict["verdict"] == "not testable here"
 
 
+@pytest.mark.slow
 def test_compare_puts_what_cannot_be_tested_beside_itself(mixed: ModuleType, tmp_path: Path):
     assert call("run", "T1", "OPEN", "--out", "a").exit_code == 0
     assert call("run", "T1", "--out", "b").exit_code == 0
@@ -315,6 +316,7 @@ def test_killed_and_started_again_gives_the_same_bits(module: ModuleType, tmp_pa
     assert len(values(tmp_path / "whole")) == 6
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_signals_end_the_first_with_130(module: ModuleType, tmp_path: Path):
     out = tmp_path / "run"
     first = start(tmp_path, module.__name__, "T1", "--out", "run", "--jobs", "1", seconds=3.0)
@@ -336,6 +338,7 @@ def test_a_second_process_is_refused_and_signals_end_the_first_with_130(module: 
     assert values(out).items() >= kept.items()
 
 
+@pytest.mark.slow
 def test_edited_code_is_measured_again_and_untouched_code_is_not(module: ModuleType, tmp_path: Path):
     def cached() -> int:
         [step] = json.loads(call("run", "T1", "--out", "run", "--dry-run", "--json").stdout)

@@ -140,6 +140,7 @@ def digest() -> str:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="an older x86 processor is what it compiles for")
+@pytest.mark.slow
 def test_an_older_processor_gives_the_same_bits(tmp_path: Path):
     """Half the vector width, no bfloat16 instruction: the same sums in the same order, and the same roundings.
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+import normkit as nk
 from normkit.lab.claim import Claim, Evidence
 from normkit.lab.claims import find
 from normkit.lab.figures import Chart
@@ -54,6 +55,24 @@ def test_other_seeds_say_the_same(name, measure_study, judge_claim):
     claim = _claim(name)
     verdict = judge_claim(claim, claim.plays, measure_study(claim.study, OTHER_SEEDS)).verdict
     assert verdict is EXPECTED[name]
+
+
+CHEAP = ("C5", "C8", "C11", "D4", "D5", "H4", "J2", "K2", "M1", "P2")  # with kernels in every one of them
+
+
+@pytest.mark.parametrize("name", [*QUICK, *CHEAP])
+def test_the_reference_says_the_same(name, measure_study, judge_claim):
+    """A verdict is about norms, not about our kernels: without them it is the same, and so is the control's."""
+    claim = _claim(name)
+    with nk.use("reference"):
+        measurements = [
+            measure_study.fresh(claim.study, SETTINGS, arm.name, seed)
+            for arm in claim.study.arms(SETTINGS)
+            for seed in SETTINGS.seeds[: claim.study.seeds]
+        ]
+    fused = measure_study(claim.study, SETTINGS)
+    for plays in (claim.plays, claim.control.plays):
+        assert judge_claim(claim, plays, measurements).verdict is judge_claim(claim, plays, fused).verdict
 
 
 def test_benchmark_on_this_machine(measure_study, judge_claim):

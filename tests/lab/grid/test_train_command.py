@@ -70,6 +70,7 @@ def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(text: Path, tmp_p
     assert cost["run"] > 10 * cost["step"] > 0
 
 
+@pytest.mark.slow
 def test_killed_and_continued_by_another_number_of_workers_it_comes_to_the_same(text: Path, tmp_path: Path):
     whole = call(*SMALL, "--corpus", str(text), "--jobs", "2", "--out", "whole")
     assert whole.exit_code == 0, whole.stderr

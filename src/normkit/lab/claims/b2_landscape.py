@@ -150,7 +150,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="Covariate shift is not reduced",
         sentence="The early explanation, that BatchNorm works because it reduces internal covariate shift, the change "
         "of a layer's task as the layers before it are updated, does not hold: the shift is not reduced.",
-        sentences=(3,),
+        sentences=(4,),
         source="Article, “Why deep networks are hard to train”; Ioffe and Szegedy 2015; Santurkar et al. 2018, "
         "section 2.2.",
         measured=MEASURED + f"Every {PROBE} steps the gradient of each hidden weight is taken on one batch before and "
