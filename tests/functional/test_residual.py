@@ -52,6 +52,7 @@ def test_scales_act_in_float32_before_the_rounding(kind: str, dtype: torch.dtype
     assert torch.equal(add(x, r, alpha=0)[1], x)
 
 
+@pytest.mark.slow
 def test_the_spec_decides_the_cast_order_here_too():
     x, r, w = (randn(*s, seed=i, dtype=torch.bfloat16) for i, s in enumerate([(8, 64), (8, 64), (64,)]))
     s = x + r

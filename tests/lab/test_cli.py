@@ -157,6 +157,7 @@ def test_seeds(text: str, seeds: tuple[int, ...]):
     assert commands.parse_seeds(text) == seeds
 
 
+@pytest.mark.slow
 def test_a_run_with_json_prints_json_only_and_codes_follow_the_verdicts(module: ModuleType, tmp_path: Path):
     plan = json.loads(call("run", "T1", "T2", "--out", "run", "--dry-run", "--json").stdout)
     assert plan == [
@@ -187,6 +188,7 @@ def test_a_run_with_json_prints_json_only_and_codes_follow_the_verdicts(module: 
     assert kept == {"T1", "T2", "BAD"}
 
 
+@pytest.mark.slow
 def test_verdicts_are_told_in_chinese_when_asked(mixed: ModuleType, monkeypatch: pytest.MonkeyPatch):
     result = call("run", "T1", "OPEN", "--out", "run", "--lang", "zh")
     assert result.exit_code == 0
@@ -208,6 +210,7 @@ def test_report_and_compare_refuse_what_is_no_run(module: ModuleType, tmp_path: 
         assert result.stdout == ""
 
 
+@pytest.mark.slow
 def test_compare_puts_verdicts_and_criteria_side_by_side(module: ModuleType, tmp_path: Path):
     assert call("run", "T1", "--out", "a").exit_code == 0
     assert call("run", "T1", "DIV", "--out", "b", "--seeds", "100-102").exit_code == 0
@@ -232,6 +235,7 @@ def test_compare_puts_verdicts_and_criteria_side_by_side(module: ModuleType, tmp
     assert "1 of the 2 verdicts that both runs have differ" in text
 
 
+@pytest.mark.slow
 def test_compare_pairs_what_two_runs_measured_at_the_same_seeds(module: ModuleType, tmp_path: Path):
     assert call("run", "T1", "--out", "a", "--seeds", "0-2").exit_code == 0
     file = tmp_path / f"{module.__name__}.py"
@@ -299,6 +303,7 @@ def test_compare_puts_what_cannot_be_tested_beside_itself(mixed: ModuleType, tmp
     assert "0 of the 3 verdicts that both runs have differ" in text
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_gives_the_same_bits(module: ModuleType, tmp_path: Path):
     assert call("run", "T1", "--out", "whole", "--jobs", "1").exit_code == 0
     killed = start(tmp_path, module.__name__, "T1", "--out", "killed", "--jobs", "1", seconds=0.4)

@@ -48,8 +48,8 @@ def test_new_weights_are_the_float64_products_rounded_once(dtype: torch.dtype, s
         nk.RMSNorm,
         nk.LayerNorm,
         lambda dim: nk.RMSNorm(dim, spec=nk.GEMMA),
-        lambda dim: nk.RMSNorm(dim, spec=nk.T5),
-        lambda dim: nk.LayerNorm(dim, spec=nk.NEMOTRON, bias=False),
+        pytest.param(lambda dim: nk.RMSNorm(dim, spec=nk.T5), marks=pytest.mark.slow),
+        pytest.param(lambda dim: nk.LayerNorm(dim, spec=nk.NEMOTRON, bias=False), marks=pytest.mark.slow),
     ],
 )
 def test_a_model_computes_what_it_did(norm: Any) -> None:

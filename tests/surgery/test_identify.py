@@ -14,7 +14,7 @@ import normkit as nk
 from normkit.conventions import NAMED
 from normkit.surgery.findings import name_of
 from normkit.surgery.stand_in import StandIn
-from rows import FLOATS
+from rows import FLOATS, always
 from surgery import strangers
 
 
@@ -42,7 +42,7 @@ def test_our_own_modules_are_what_they_say(name: str) -> None:
     assert len(found.evidence.dtypes) == (3 if found.weight is None and found.bias is None else 7)
 
 
-@pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "LLAMA", "GEMMA"])
+@pytest.mark.parametrize("name", always(["TORCH_LAYER_NORM", "LLAMA", "GEMMA"], lambda name: name == "GEMMA"))
 def test_the_fused_kernels_are_seen_through(name: str) -> None:
     found = nk.identify(ours(name, eps=1e-5))
     assert isinstance(found, nk.Identified), found

@@ -41,7 +41,7 @@ def test_the_fused_kernels_to_the_bit(name: str):
     assert found.ok, found.report()
 
 
-@pytest.mark.parametrize("name", always(["LLAMA", "GEMMA", "T5"], lambda name: name == "LLAMA"))
+@pytest.mark.parametrize("name", always(["LLAMA", "GEMMA", "T5"], lambda name: False))
 def test_the_fused_kernels_of_other_conventions_in_bfloat16(name: str):
     # One dtype: every convention, dtype and mixture is a kernel of its own, compiled for seconds the first time.
     spec = getattr(nk, name)
