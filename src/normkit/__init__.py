@@ -78,29 +78,30 @@ from normkit.placement import deepnorm_constants as deepnorm_constants
 from normkit.placement import placement as placement
 from normkit.spec import NormSpec as NormSpec
 
-_SURGERY = {
-    *("Audit", "Evidence", "Finding", "FoldError", "FoldReport", "Folded", "Identified", "Refused", "SwapReport"),
-    *("Unidentified", "audit", "decay_groups", "fold_", "identify", "no_decay", "swap_", "unswap_"),
+# What takes a while to import, or not every build of PyTorch has: looked up in these modules when asked for.
+_LATER = {
+    **dict.fromkeys(
+        (
+            *("Audit", "Evidence", "Finding", "FoldError", "FoldReport", "Folded", "Identified", "Refused"),
+            *("SwapReport", "Unidentified", "audit", "decay_groups", "fold_", "identify", "no_decay", "swap_"),
+            "unswap_",
+        ),
+        "normkit.surgery",
+    ),
+    **dict.fromkeys(("Reading", "Watched", "watch"), "normkit.watching"),
+    "NormParallel": "normkit.modules.parallel",
 }
 
 
 def __getattr__(name: str) -> _Any:
+    from importlib import import_module
+
     if name == "__version__":  # read when asked: importlib.metadata costs 20 ms
         from importlib.metadata import version
 
         return version("normkit")
-    if name == "NormParallel":  # needs torch.distributed, which costs time and is not in every build
-        from normkit.modules.parallel import NormParallel
-
-        return NormParallel
-    if name in ("watch", "Watched", "Reading"):
-        from importlib import import_module
-
-        return getattr(import_module("normkit.watching"), name)
-    if name == "testing" or name in _SURGERY:  # the conformance kit, and tools for somebody's model: when asked for
-        from importlib import import_module
-
-        return (
-            import_module("normkit.testing") if name == "testing" else getattr(import_module("normkit.surgery"), name)
-        )
+    if name == "testing":
+        return import_module("normkit.testing")
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'normkit' has no attribute {name!r}")

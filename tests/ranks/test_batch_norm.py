@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
-import socket
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import normkit as nk
+from ranks.processes import run
 from rows import randn
 
 CHANNELS = 5
@@ -57,8 +55,7 @@ def made(group: Any = None, dtype: torch.dtype | None = None) -> nk.BatchNorm:
 CASES = [(dtype, masked) for dtype in (torch.float32, torch.bfloat16, torch.float64) for masked in (False, True)]
 
 
-def work(rank: int, ranks: int, port: int, folder: Path) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+def work(rank: int, ranks: int) -> dict[Any, Any]:
     sent: list[int] = []
     gather = dist.all_gather
 
@@ -79,6 +76,9 @@ def work(rank: int, ranks: int, port: int, folder: Path) -> None:
     uneven = nk.BatchNorm(1, momentum=1.0, process_group=world)
     uneven(torch.tensor([0.0] * 2 if rank == 0 else [4.0] * 6 if rank == 1 else [])[:, None])
     found["uneven"] = (uneven.running_mean, uneven.running_var)
+    level = nk.BatchNorm(1, momentum=0.5, process_group=world)  # its mean is the running mean already
+    level(torch.tensor([[-1.0], [1.0]]))
+    found["level"] = (level.running_mean, level.running_var, level.num_batches_tracked)
     nothing = made(world)
     y = nothing(torch.full((3, 2, CHANNELS), torch.nan), torch.zeros(3, 2, dtype=torch.bool))
     found["nothing"] = (y.detach(), nothing.running_mean, nothing.running_var, nothing.num_batches_tracked)
@@ -90,21 +90,12 @@ def work(rank: int, ranks: int, port: int, folder: Path) -> None:
     found["pickled"] = pickle.loads(pickle.dumps(nothing)).process_group is None
     sync = nk.BatchNorm.from_torch(nn.SyncBatchNorm(CHANNELS))
     found["sync"] = sync.process_group is world and isinstance(sync.to_torch(nn.SyncBatchNorm), nn.SyncBatchNorm)
-    torch.save(found, folder / str(rank))
-    dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return found
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, (request.param, free_port(), folder), nprocs=request.param)
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
+    return run(work, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(("dtype", "masked"), CASES)
@@ -143,6 +134,15 @@ def test_two_zeros_and_six_fours(ranks: list[dict[Any, Any]]):
         mean, var = found["uneven"]
         assert float(mean) == 3.0
         assert float(var) == pytest.approx(24 / 7, rel=2**-23)
+
+
+def test_a_batch_that_leaves_the_mean_where_it_is_counts(ranks: list[dict[Any, Any]]):
+    values = 2 * len(ranks)
+    for found in ranks:
+        mean, var, tracked = found["level"]
+        assert float(mean) == 0.0
+        assert float(var) == pytest.approx(0.5 + 0.5 * values / (values - 1), rel=2**-23)
+        assert int(tracked) == 1
 
 
 def test_nothing_and_a_single_value_on_all_ranks(ranks: list[dict[Any, Any]]):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import normkit as nk
+from ranks.processes import run
 from rows import randn
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of PyTorch has no torch.distributed")
@@ -63,11 +62,10 @@ class Wire:
         return CommDebugMode()
 
 
-def work(rank: int, ranks: int, port: int, folder: Path) -> None:
+def work(rank: int, ranks: int) -> dict[Any, Any]:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     wire, reduce = Wire(), dist.all_reduce
 
@@ -125,8 +123,7 @@ def work(rank: int, ranks: int, port: int, folder: Path) -> None:
     assert type(y) is Tensor
     assert not frozen["norm"].weight.requires_grad
     found["frozen"] = (y.detach(), leaf.grad)
-    torch.save(found, folder / str(rank))
-    dist.destroy_process_group()
+    return found
 
 
 def module() -> nk.LayerNorm:
@@ -148,12 +145,7 @@ def trained(model: nn.ModuleDict, x: Tensor, dy: Tensor) -> list[Tensor]:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = int(s.getsockname()[1])
-    mp.spawn(work, (request.param, port, folder), nprocs=request.param)
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
+    return run(work, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 def alike(got: Tensor | None, expected: Tensor | None, what: str, half: bool = False) -> None:
@@ -170,8 +162,6 @@ def alike(got: Tensor | None, expected: Tensor | None, what: str, half: bool = F
 
 @pytest.mark.parametrize("name", NORMS)
 def test_every_layout_gives_one_process_results(ranks: list[dict[Any, Any]], name: str):
-    from contextlib import nullcontext
-
     x, w, b, dy = inputs()
     expected = gradients(NORMS[name], x, w, b, dy, lambda phase: nullcontext())
     layouts = [key[0] for key in ranks[0] if isinstance(key, tuple) and key[1] == name]

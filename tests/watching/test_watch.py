@@ -142,6 +142,20 @@ def test_nothing_changes():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_an_audit_that_fails_costs_the_places_alone(monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr("normkit.watching.session.audit", fail)
+    model = stack()
+    with nk.watch(model) as seen, pytest.warns(UserWarning, match="no such operator"):
+        train(model, tokens())
+    norms = [r for r in seen.readings if r.position != "attention"]
+    assert [r.name for r in norms] == [*(f"{i}.norm_in" for i in range(4)), "4"]
+    assert {r.position for r in norms} == {""}
+    assert all(r.gradient for r in norms)
+
+
 def test_hooks_go_also_after_an_error():
     model = stack()
     attend = F.scaled_dot_product_attention

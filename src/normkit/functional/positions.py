@@ -13,7 +13,7 @@ everything else, and in float64, the reference promises its error bound. `normki
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -214,6 +214,31 @@ def batch_norm(
         >>> mean, var  # the unbiased variance: 2/3 · 3/2
         (tensor([2.]), tensor([1.]))
     """
+    if training:
+        momentum = check_momentum(momentum, "batch_norm")
+    y, found = normalize_batch(
+        x, running_mean, running_var, weight, bias, mask=mask, training=training, eps=eps, channel_axis=channel_axis,
+        process_group=process_group,
+    )  # fmt: skip
+    if found is not None and running_mean is not None and running_var is not None:
+        move_running(running_mean, running_var, found(), momentum)
+    return y
+
+
+def normalize_batch(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    mask: Tensor | None,
+    training: bool,
+    eps: Eps,
+    channel_axis: int,
+    process_group: ProcessGroup | None,
+) -> tuple[Tensor, Callable[[], Moments] | None]:
+    """Return what `batch_norm` does, and what returns the moments to remember: None where there is nothing to."""
     name = "batch_norm"
     check_float(x, name)
     channel = check_channel(channel_axis, x, name)
@@ -226,32 +251,21 @@ def batch_norm(
     if (mean is None) != (var is None):
         raise ValueError(f"{name}: running_mean and running_var go together; got only one of them")
     if mean is not None and var is not None and not training:
-        return ops.apply_statistics(x, mean, var, w, b, channel=channel, eps=number, mask=wide_mask)
-    if training:
-        momentum = check_momentum(momentum, name)
+        return ops.apply_statistics(x, mean, var, w, b, channel=channel, eps=number, mask=wide_mask), None
     refuse_invariant("the statistics are those of the batch")
-    axes = COVERAGE["batch"].axes_in(x.dim(), channel)
+    statistic = ops.Statistic(channel, x.shape[channel], False, number, wide_mask)
     if training and process_group is not None and process_group.size() > 1:
-        statistic = ops.Statistic(channel, x.shape[channel], False, number, wide_mask)
-        return _over_ranks(x, w, b, statistic, (running_mean, running_var), momentum, process_group)
-    counted = _counted(x, axes, wide_mask)
+        return _over_ranks(x, w, b, statistic, process_group)
+    counted = _counted(x, COVERAGE["batch"].axes_in(x.dim(), channel), wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
-    y, found = ops.normalize(x, w, b, ops.Statistic(channel, x.shape[channel], False, number, wide_mask))
-    if training and counted and running_mean is not None and running_var is not None:
-        move_running(running_mean, running_var, found(), momentum)
-    return y
+    y, found = ops.normalize(x, w, b, statistic)
+    return y, found if training and counted else None
 
 
 def _over_ranks(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistic: ops.Statistic,
-    running: tuple[Tensor | None, Tensor | None],
-    momentum: float,
-    group: ProcessGroup,
-) -> Tensor:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: ops.Statistic, group: ProcessGroup
+) -> tuple[Tensor, Callable[[], Moments] | None]:
     from normkit.ops import ranks  # torch.distributed, which not every build of PyTorch has
 
     y, found = ranks.normalize(x, weight, bias, statistic, group)
@@ -261,9 +275,7 @@ def _over_ranks(
             "batch_norm: training needs more than one real (unmasked) value per channel, got one over all ranks of the "
             "process group: the variance of a single value is 0 and every output would be the bias"
         )
-    if counted and running[0] is not None and running[1] is not None:
-        move_running(running[0], running[1], found, momentum)
-    return y
+    return y, (lambda: found) if counted else None
 
 
 def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, momentum: float) -> None:

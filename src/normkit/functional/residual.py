@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
-from normkit.functional.rows import check_out, check_parameters
+from normkit.functional.rows import check_out, check_parameters, dtype_of_result
 from normkit.ops.outputs import overlap, shares_itself
 from normkit.ops.residual import add_normalize, quick_add
 from normkit.ops.watch import plain, watched
@@ -143,8 +143,9 @@ def _add_norm(
     b = align_parameter(bias, x, axes, name, "bias")
     if out is not None:
         _check_outs(out, x, residual, weight, bias, spec, name)
-    scales = {"alpha": float(alpha), "beta": float(branch_scale)}
-    return add_normalize(x, residual, spec, w, b, **scales, axes=axes, eps=number, out=out)
+    return add_normalize(
+        x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number, out=out
+    )
 
 
 def _check_outs(
@@ -160,8 +161,9 @@ def _check_outs(
     if not isinstance(out, tuple) or len(out) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
         raise TypeError(f"{name}: out must be a pair of tensors (y, s), got {type(out).__name__}")
     y, s = out
-    check_out(y, (x, weight, bias), spec, name, "out[0] (y)")
-    check_out(s, (residual, None, None), None, name, "out[1] (s)", torch.promote_types(x.dtype, residual.dtype))
+    check_out(y, dtype_of_result(x, weight, bias, spec), (x, weight, bias), name, "out[0] (y)")
+    stream = torch.promote_types(x.dtype, residual.dtype)
+    check_out(s, stream, (residual, None, None), name, "out[1] (s)")
     if any(map(shares_itself, out)):
         raise ValueError(f"{name}: out must hold every element once, got an expanded tensor")
     if not watched() and plain(y) and plain(s) and overlap(y, s):

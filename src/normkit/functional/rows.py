@@ -231,32 +231,25 @@ def _row_norm(
     w = align_parameter(weight, x, axes, name, "weight")
     b = align_parameter(bias, x, axes, name, "bias")
     if out is not None:
-        check_out(out, (x, weight, bias), spec, name)
+        check_out(out, dtype_of_result(x, weight, bias, spec), (x, weight, bias), name)
     return ops.normalize(x, spec, w, b, axes=axes, eps=number, out=out)
 
 
 def check_out(
-    out: Tensor,
-    inputs: tuple[Tensor, Tensor | None, Tensor | None],
-    spec: NormSpec | None,
-    name: str,
-    what: str = "out",
-    dtype: torch.dtype | None = None,
+    out: Tensor, dtype: torch.dtype, inputs: tuple[Tensor, Tensor | None, Tensor | None], name: str, what: str = "out"
 ) -> None:
-    """Refuse an ``out=`` that is no tensor, does not fit the result, or where a gradient would be lost.
-
-    The result has the ``dtype`` given, or that of the spec for (x, weight, bias).
-    """
+    """Refuse an ``out=`` that is no tensor, is not of the result's dtype and x's shape, or would lose a gradient."""
     if not isinstance(out, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name}: {what} must be a torch.Tensor, got {type(out).__name__}")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*inputs, out)):
         raise ValueError(f"{name}: out= cannot record a gradient; call it under torch.no_grad(), or leave out= away")
-
-    x, weight, bias = inputs
-    if spec is not None:
-        kinds = x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype
-        dtype = result_dtype(spec, *kinds)
-    if out.shape != x.shape or out.dtype != dtype:
+    shape = inputs[0].shape
+    if out.shape != shape or out.dtype != dtype:
         raise ValueError(
-            f"{name}: {what} must be {dtype} of shape {tuple(x.shape)}, got {out.dtype} of {tuple(out.shape)}"
+            f"{name}: {what} must be {dtype} of shape {tuple(shape)}, got {out.dtype} of {tuple(out.shape)}"
         )
+
+
+def dtype_of_result(x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec) -> torch.dtype:
+    """Return the dtype that a norm ends in."""
+    return result_dtype(spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normkit import functional as F
 from normkit.checks import Eps
-from normkit.functional.positions import check_momentum, move_running
+from normkit.functional.positions import check_momentum, move_running, normalize_batch
 from normkit.kernels.statistics import Moments
 from normkit.modules.positions import Positions
 
@@ -184,58 +183,37 @@ class BatchNorm(Positions):
             raise ValueError(f"BatchNorm: moments must have shape {expected}, one of each channel, got {got}")
         if bool((moments.count < 2).any()):
             raise ValueError("BatchNorm: moments of fewer than two values have no unbiased variance")
-        move_running(self.running_mean, self.running_var, moments, self._weight_of_next())
-        self.num_batches_tracked.add_(1)
+        self._move(moments)
 
-    def _weight_of_next(self) -> float:
+    def _move(self, moments: Moments) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        return 1 / (int(self.num_batches_tracked) + 1) if self.momentum is None else self.momentum
+        momentum = 1 / (int(self.num_batches_tracked) + 1) if self.momentum is None else self.momentum
+        move_running(self.running_mean, self.running_var, moments, momentum)
+        self.num_batches_tracked.add_(1)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
         """Normalise x; masked-out positions (or those beyond ``lengths``) count nowhere and come out as 0."""
-        mask = self._mask(x, mask, lengths)
-        training = self.training and not self.frozen
-        moves = training and self.num_batches_tracked is not None and not recomputing()
-        # Copies are moved first, so that a batch that is empty, fails or is skipped leaves no trace.
-        buffers = (self.running_mean, self.running_var)
-        moved = [None if b is None or not moves else b.detach().clone() for b in buffers] if training else buffers
-        y = F.batch_norm(
+        y, found = normalize_batch(
             x,
-            moved[0],
-            moved[1],
+            self.running_mean,
+            self.running_var,
             self.weight,
             self.bias,
-            mask=mask,
-            training=training,
-            momentum=self._weight_of_next() if moves else 0.0,
+            mask=self._mask(x, mask, lengths),
+            training=self.training and not self.frozen,
             eps=self.eps,
             channel_axis=self.channel_axis,
             process_group=self.process_group,
         )
-        if moves and self._counts(x, mask):
-            self._take(moved)
+        if found is not None and self.num_batches_tracked is not None and not recomputing():
+            moments = found()
+            if self.skip_nonfinite and not bool((moments.mean + moments.m2).isfinite().all()):
+                self.num_batches_skipped += 1
+            else:
+                self._move(moments)
         return y
-
-    def _counts(self, x: Tensor, mask: Tensor | None) -> bool:
-        """Say whether the batch, or that of another rank, held any value."""
-        if self.process_group is not None and self.process_group.size() > 1:
-            return True  # that of no rank: the copies did not move, which `_take` sees
-        return x.numel() > 0 and (mask is None or bool(mask.any()))
-
-    def _take(self, moved: Any) -> None:
-        """Write what a batch moved the running statistics to, unless it is to be skipped."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        if self.process_group is not None and self.momentum != 0 and torch.equal(moved[0], self.running_mean):
-            return
-        if self.skip_nonfinite and not bool(torch.stack(moved).isfinite().all()):
-            self.num_batches_skipped += 1
-            return
-        with torch.no_grad():
-            self.running_mean.copy_(moved[0])
-            self.running_var.copy_(moved[1])
-            self.num_batches_tracked.add_(1)
 
     @classmethod
     def from_torch(cls, module: nn.modules.batchnorm._BatchNorm) -> BatchNorm:  # pyright: ignore[reportPrivateUsage]

@@ -175,7 +175,8 @@ def _applied(
     return reference.apply_inverse(x, mean, inverse, weight, bias, mask=mask)
 
 
-def _shaped(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
+def shaped(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
+    """Return the gradient of a parameter that broadcasts to x from that of its channels."""
     return None if gradient is None or p is None else gradient.view(p.shape).to(p.dtype)
 
 
@@ -209,7 +210,7 @@ class _Columns(torch.autograd.Function):
             norm = partial(by_reference, statistic=ctx.statistic)
             return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
         dx, dw, db = ctx.columns.backward(x, weight, dy, table, ctx.plan, wanted=wanted)
-        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None
+        return dx, shaped(dw, weight), shaped(db, bias), None, None, None
 
 
 class _Applied(torch.autograd.Function):
@@ -241,4 +242,4 @@ class _Applied(torch.autograd.Function):
             norm = partial(_applied, mean=table[0, 0].view(shape), inverse=table[0, 2].view(shape), mask=mask)
             return (*through(norm, (x, weight, bias), wanted, dy), None, None, None)
         dx, dw, db = ctx.columns.apply_backward(x, weight, dy, table, ctx.plan, wanted=wanted)
-        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None
+        return dx, shaped(dw, weight), shaped(db, bias), None, None, None

@@ -18,7 +18,7 @@ from torch import Tensor
 from normkit.kernels import reference
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.statistics import Moments, accumulation_dtype, moments_of
-from normkit.ops.positions import Statistic, request_of
+from normkit.ops.positions import Statistic, request_of, shaped
 from normkit.ops.watch import choose, watched
 
 
@@ -124,7 +124,7 @@ class _Synced(torch.autograd.Function):
             dx, dw, db = ctx.columns.backward(x, weight, dy, table, ctx.plan, wanted=wanted, total=total)
         else:
             dx, dw, db = _plain_backward(x, weight, dy, table, mask, ctx.statistic, wanted, total)
-        return dx, _shaped(dw, weight), _shaped(db, bias), None, None, None, None
+        return dx, shaped(dw, weight), shaped(db, bias), None, None, None, None
 
 
 def _plain_backward(
@@ -157,7 +157,3 @@ def _plain_backward(
 
 def _shape(x: Tensor, statistic: Statistic) -> list[int]:
     return [x.shape[a] if a == statistic.channel else 1 for a in range(x.dim())]
-
-
-def _shaped(gradient: Tensor | None, p: Tensor | None) -> Tensor | None:
-    return None if gradient is None or p is None else gradient.reshape(p.shape).to(p.dtype)

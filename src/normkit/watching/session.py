@@ -81,6 +81,7 @@ def watch(model: nn.Module, *, every: int = 1, path: str | Path | None = None) -
     Afterwards hooks read each norm's input and output in full: √mean(x²), mean, largest magnitude, and at norms on the
     residual stream the stream's √mean(s²) and the share of it that the sublayer before contributed. A hook on each
     result reads the gradient. Nothing that the model computes changes: no bit of outputs, gradients or random state.
+    At width 512 a training step takes 1.05 times as long (0.99 to 1.09 within rounds, `python benchmarks/watching.py`).
 
     Args:
         model: any module, transformers' models among them, in eager mode. It is read, never changed; hooks are removed
