@@ -161,12 +161,13 @@ def test_every_norm_class(capsys: pytest.CaptureFixture[str]) -> None:
     merged: dict[tuple[str, bool], list[Line]] = defaultdict(list)
     for line in lines.values():
         merged[line.outcome, line.accepted].append(line)
-    with capsys.disabled():
-        sys.stdout.write("\n".join(["", *table(merged, unbuilt), ""]))
     wrong = {n: line.wrong for line in lines.values() for n in line.names if line.wrong}
-    assert wrong == {}
     norms = [line for line in lines.values() if line.norm and "gated norms have no kernel" not in line.outcome]
     accepted, total = sum(len(x.names) for x in norms if x.accepted), sum(len(x.names) for x in norms)
+    with capsys.disabled():
+        told = f"{accepted} of {total} classes that are norms with a kernel swapped, {len(wrong)} wrong"
+        sys.stdout.write("\n".join(["", *table(merged, unbuilt), told, ""]))
+    assert wrong == {}
     assert total >= 240
     assert accepted >= 0.95 * total, f"{accepted} of {total}"
 
