@@ -1,6 +1,7 @@
 from itertools import pairwise
 
 import pytest
+import torch
 
 from normkit.lab.claim import Evidence, Measurement
 from normkit.lab.claims.h1_zoo import CLAIMS, LEAST_MORE_KEPT, NAMES, STUDY, kept_by_b2t, kept_by_post
@@ -41,6 +42,15 @@ def test_what_a_block_keeps_of_its_input_falls_with_what_attention_adds():
     for kept in (kept_by_post, kept_by_b2t):
         values = [kept(a / 100) for a in range(101)]
         assert all(0 < after < before < 1 for before, after in pairwise(values))
-    assert kept_by_post(0) == pytest.approx(1 / 1.32**0.5)
-    assert kept_by_b2t(0) == pytest.approx(2 / 4.32**0.5)
     assert min(kept_by_b2t(a / 100) ** 4 - kept_by_post(a / 100) ** 4 for a in range(101)) == LEAST_MORE_KEPT
+
+
+@pytest.mark.parametrize("attention", [0.0, 0.4, 1.0])
+def test_what_a_block_keeps_of_its_input_against_a_block_of_random_vectors(attention):
+    """Hundreds of thousands of channels: cosines of what is drawn apart scatter by 1/√n, sizes by √(2/n)."""
+    n = 400_000
+    x, a, f = torch.randn(3, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    a, f = attention**0.5 * a, 0.32**0.5 * f
+    y = (x + a) / (x + a).square().mean().sqrt()
+    for total, kept in ((y + f, kept_by_post), (x + y + f, kept_by_b2t)):
+        assert float(torch.cosine_similarity(total, x, dim=0)) == pytest.approx(kept(attention), abs=5 / n**0.5)
