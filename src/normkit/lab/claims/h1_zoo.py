@@ -220,8 +220,9 @@ def _figures(e: Evidence) -> list[Chart]:
                     "size of the stream",
                     "wiring",
                     "mean square",
-                    [Series("after the last block", places, ends, kind="bars")],
+                    [Series("after the last block", places, ends, kind="points")],
                     x_names=NAMES,
+                    y_scale="log",
                 ),
                 Panel(
                     "gradients",
