@@ -13,6 +13,7 @@ import torch
 from normkit.conventions import NAMED
 from normkit.coverage import COVERAGE
 from normkit.kernels.rounding import result_dtype
+from normkit.lab.model.zoo import ZOO
 from normkit.placement import WIRINGS
 from normkit.spec import NormSpec
 
@@ -45,12 +46,23 @@ def wirings() -> str:
         for depth in (6, 12, 24, 48, 100, 1000)
         for c in [WIRINGS["deepnorm"].constants(depth, "decoder-only")]
     ]
+    others = [[f"`{row.name}`", row.formula, row.final_norm, row.init, row.source] for row in ZOO.values()]
+    gains = [
+        [str(depth), f"{ZOO['sub-ln'].wiring.constants(depth, 'decoder-only').beta:.4f}"] for depth in (6, 12, 24, 48)
+    ]
     return (
-        "# Wirings\n\nGenerated from `normkit.placement.WIRINGS` by `python docs/generate.py`. "
-        "Each N is a norm of its own.\n\n"
+        "# Wirings\n\nGenerated from `normkit.placement.WIRINGS` and `normkit.lab.model.zoo.ZOO` by "
+        "`python docs/generate.py`. Each N is a norm of its own.\n\n"
         + table(head, rows)
         + "\n\nDeepNorm's constants for a decoder-only (or encoder-only) stack:\n\n"
         + table(["layers", "α", "β"], constants)
+        + "\n\n## In the lab alone\n\n"
+        "These reach into a sublayer, change with depth, carry a second stream, scale a branch, or interpolate, so "
+        "they are no modules\naround any sublayer. `normkit.lab.model.zoo.build_zoo(name, config, draws)` makes the "
+        "lab's Transformer of L blocks with one;\n`normkit lab run H1` measures each of them.\n\n"
+        + table(["name", "update of the stream", "final norm", "initialisation", "source"], others)
+        + "\n\nSub-LN's gain for a decoder-only (or encoder-only) stack:\n\n"
+        + table(["layers", "√ln(2L)"], gains)
         + "\n"
     )
 
