@@ -81,6 +81,7 @@ RANKS = [
     ["normkit.lab.model.initial"],
     ["normkit.lab.model.transformer", "normkit.lab.model.fresh"],
     ["normkit.lab.model.training", "normkit.lab.model.zoo", "normkit.lab.model.padded"],
+    ["normkit.lab.model.ngpt"],
     ["normkit.lab.claims"],
     ["normkit.lab.runs.lines", "normkit.lab.runs.lock", "normkit.lab.runs.code", "normkit.lab.runs.interrupts"],
     ["normkit.lab.runs.judged", "normkit.lab.runs", "normkit.lab"],

@@ -41,7 +41,7 @@ WAYS = {
 
 
 def _arms(settings: Settings) -> list[Arm]:
-    steps, scored = (100, 64) if settings.mode == "quick" else (300, 128)
+    steps, scored = (80, 48) if settings.mode == "quick" else (300, 128)
     return [Arm(kind, {"kind": kind, "steps": steps, "scored": scored}) for kind in KINDS]
 
 
@@ -236,7 +236,7 @@ def _chart(labels: dict[str, str], ways: Sequence[str]) -> Callable[[Evidence], 
 
 _MEASURED = (
     f"Pre-Norm networks of {LAYERS} blocks (width {WIDTH}), alike but for the norm, are trained on real text in "
-    f"batches of {ROWS} rows of {SHORTEST} to {CONTEXT} bytes, padded to the longest: 100 steps of Adam at {LR:g}, or "
+    f"batches of {ROWS} rows of {SHORTEST} to {CONTEXT} bytes, padded to the longest: 80 steps of Adam at {LR:g}, or "
     "300 in full mode, running statistics with momentum 0.1. "
 )
 _SCORED = (

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from normkit.functional import rms_norm
 from normkit.lab.corpus import CONTEXT, Corpus
 from normkit.lab.draws import Draws
-from normkit.lab.model.transformer import Transformer, TransformerConfig, build
+from normkit.lab.model.transformer import TransformerConfig, build, put_norms
 from normkit.modules import BatchNorm, LayerNorm
-from normkit.placement import placement
 
 Kind = Literal["layer", "batch", "blind", "power"]
 SHORTEST = 8
@@ -125,11 +124,7 @@ class PaddedLM(nn.Module):
         def told(width: int) -> nn.Module:
             return _Told(KINDS[kind](width), self)
 
-        network: Transformer = build(config, draws)
-        pairs = zip(network.attentions, network.feed_forwards, strict=True)
-        steps = [placement("pre")(config.width, f, norm=told) for pair in pairs for f in pair]
-        network.steps, network.final_norm = nn.ModuleList(steps), told(config.width)
-        self.network = network
+        self.network = put_norms(build(config, draws), told)
 
     def forward(self, rows: Rows) -> Tensor:
         """Return logits (N, L, 256)."""
