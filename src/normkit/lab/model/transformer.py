@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +116,15 @@ def build(config: TransformerConfig, draws: Draws) -> Transformer:
     with torch.random.fork_rng(devices=[]):  # constructors draw too; the caller's generator must not notice
         model = Transformer(config)
     draw_weights(model.weights(), model.embedding, initial(config.init), draws, model.gains())
+    return model
+
+
+def put_norms(model: Transformer, norm: Callable[[int], nn.Module]) -> Transformer:
+    """Put norms that ``norm`` makes from a width in place of a Pre-Norm network's own; weights stay; return it."""
+    width = model.config.width
+    pairs = zip(model.attentions, model.feed_forwards, strict=True)
+    model.steps = nn.ModuleList(placement("pre")(width, f, norm=norm) for pair in pairs for f in pair)
+    model.final_norm = norm(width)
     return model
 
 
