@@ -12,9 +12,10 @@ import pytest
 from normkit.lab.figures import Panel, Series, band
 from normkit.lab.report import palette
 from normkit.lab.report.axes import SLANT, labels_of
-from normkit.lab.report.charts import DASHES, MARKERS, _cache, drawable, left_out, panel_svg
+from normkit.lab.report.charts import _cache, left_out, panel_svg
 from normkit.lab.report.inline import inline
 from normkit.lab.report.labels import spread
+from normkit.lab.report.marks import DASHES, MARKERS, drawable
 from normkit.lab.report.numbers import ticks
 from normkit.lab.report.tables import tables_of
 from normkit.lab.report.text import lines, width
@@ -172,6 +173,7 @@ def test_tables_hold_every_number_bands_and_names_included() -> None:
 def test_ticks_tell_neighbours_apart() -> None:
     assert ticks([0.0, 0.5, 1.0]) == ["0", "0.5", "1.0"]
     assert ticks([1.0, 1.025, 1.05]) == ["1.000", "1.025", "1.050"]
+    assert ticks([0.5, 1.5, 2.5]) == ["0.5", "1.5", "2.5"]
     assert ticks([0.0, 2.5, 5.0]) == ["0", "2.5", "5.0"]
     assert ticks([0.0, 10.0, 20.0]) == ["0", "10", "20"]
     assert ticks([0.0, 1e-16, 2e-16]) == ["0", "10⁻¹⁶", "2×10⁻¹⁶"]
