@@ -18,7 +18,7 @@ def number(value: float, digits: int = 4) -> str:
         ('0.01235', '−1.5', '2.2×10⁻¹⁶', '∞')
     """
     if math.isnan(value):
-        return "not a number"
+        return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:

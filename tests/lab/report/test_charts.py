@@ -166,7 +166,7 @@ def test_tables_hold_every_number_bands_and_names_included() -> None:
     ]
     first, second = tables_of(Panel("t", "norm", "error", series, x_names=["layer", "batch"]))
     assert first.heads == ("norm", "a", "b")
-    assert first.rows == (("layer", "1.5 [1, 2]", "3"), ("batch", "not a number [1, 2]", "∞"))
+    assert first.rows == (("layer", "1.5 [1, 2]", "3"), ("batch", "NaN [1, 2]", "∞"))
     assert second.rows == (("−0.5", "4"), ("1.5", "4"))
 
 

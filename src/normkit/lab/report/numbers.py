@@ -30,7 +30,7 @@ def measured(criterion: Criterion) -> str:
     if criterion.every and len(values) > 1:
         low, high = min(values), max(values)
         if any(map(math.isnan, values)):
-            return "not a number among the values"
+            return "NaN among the values"
         return number(low) if low == high else f"{number(low)} … {number(high)}"
     found = interval(values)
     half = (found.high - found.low) / 2

@@ -54,7 +54,7 @@ def control(judged: Judged, words: Words) -> str:
 
 def told(judged: Judged, words: Words) -> str:
     """Return the measured result in a line, or the reason why there is none."""
-    return summary_of(judged) if judged.claim.study is not None else words.said(judged.claim).reason
+    return words.told(summary_of(judged)).text if judged.claim.study is not None else words.said(judged.claim).reason
 
 
 def verdict_table(all_judged: Sequence[Judged], words: Words) -> list[str]:
