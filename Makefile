@@ -5,10 +5,16 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= runs/quick
 
-.PHONY: lab test test-slow check format clean
+.PHONY: lab reference test test-slow check format clean
 
 lab: $(READY)
 	$(BIN)/normkit lab run --quick --out $(OUT)
+
+# The committed run, made anew: an hour. Stopped and started again, it goes on where it was.
+reference: $(READY)
+	$(BIN)/normkit lab run --full --out runs/reference
+	cp $(addprefix runs/reference/,environment.json measurements.jsonl settings.json verdicts.json) docs/reference-run/
+	$(BIN)/normkit lab report docs/reference-run --png
 
 test: $(READY)
 	# Two workers with two threads each on two cores: threads that wait must not spin.

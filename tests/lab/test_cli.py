@@ -228,7 +228,7 @@ def test_compare_puts_verdicts_and_criteria_side_by_side(module: ModuleType, tmp
     assert criterion["name"] == "b - a"
     assert len(criterion["a"]) == len(criterion["b"]) == 3
     assert criterion["a"] != criterion["b"]
-    assert found["settings"] == ["seeds is [0, 1, 2, 3, 4], asked for [100, 101, 102]"]
+    assert found["settings"] == ["seeds is [0, 1, 2, 3, 4] in a, [100, 101, 102] in b"]
     assert criterion["difference"] is None  # no seed in common
     text = call("compare", "a", "b").stdout
     assert "T1   ≠  holds  |  not decided" in text

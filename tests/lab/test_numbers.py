@@ -12,7 +12,7 @@ T = 4.303 / 3**0.5  # half a 95 % interval of three values, in standard deviatio
     [
         (0.0, "0"), (1.0, "1"), (-1.5, "−1.5"), (0.0123456, "0.01235"), (123456.0, "123456"),
         (2.2e-16, "2.2×10⁻¹⁶"), (1e-12, "10⁻¹²"), (-1e-12, "−10⁻¹²"), (1e9, "10⁹"), (math.inf, "∞"), (-math.inf, "−∞"),
-        (math.nan, "not a number"),
+        (math.nan, "NaN"),
     ],
 )  # fmt: skip
 def test_number(value: float, text: str) -> None:
@@ -40,4 +40,4 @@ def test_an_estimate_ends_at_the_same_decimal_as_its_uncertainty(mean, half, tex
 def test_an_estimate_without_uncertainty_is_a_number():
     assert estimate([0.123456]) == "0.123"
     assert estimate([2.0, 2.0]) == "2"
-    assert estimate([1.0, math.nan]) == "not a number"
+    assert estimate([1.0, math.nan]) == "NaN"

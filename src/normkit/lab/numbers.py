@@ -18,7 +18,7 @@ def number(value: float, digits: int = 4) -> str:
         ('0.01235', '−1.5', '2.2×10⁻¹⁶', '∞')
     """
     if math.isnan(value):
-        return "not a number"
+        return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:
@@ -44,11 +44,12 @@ def estimate(values: Sequence[float]) -> str:
     """Return the mean of ``values`` ± half its 95 % interval, both to the same decimal.
 
     That decimal is the second digit of the uncertainty or the third of the mean, whichever comes first, but never
-    one at which the uncertainty would read as zero. Without an uncertainty, the mean alone to three digits.
+    one at which the uncertainty would read as zero; where it would be the tenth or a later one, the uncertainty is
+    written as a power of ten beside the mean's ten digits. Without an uncertainty, the mean alone to three digits.
 
     Example:
-        >>> estimate([0.98, 1.0, 1.03]), estimate([2.0])
-        ('1.00 ± 0.06', '2')
+        >>> estimate([0.98, 1.0, 1.03]), estimate([2.0]), estimate([1.0, 1.0 + 2.0**-52])
+        ('1.00 ± 0.06', '2', '1 ± 2×10⁻¹⁵')
     """
     found = interval(values)
     half = (found.high - found.low) / 2
@@ -61,6 +62,8 @@ def estimate(values: Sequence[float]) -> str:
     decimals = max(0, min(1 - first[0], 2 - first[1]))
     if round(half, decimals) == 0:
         decimals = -first[0]
+    if decimals > 9 and not power:
+        return f"{number(mean, 10)} ± {number(half, 1)}"
     mean = round(mean, decimals) + 0.0  # no minus before a zero
     text = f"{mean:.{decimals}f} ± {half:.{decimals}f}".replace("-", "−")
     return f"({text})×10{superscript(power)}" if power else text

@@ -145,6 +145,12 @@ def test_no_sideways_scrolling_no_message_no_request(
     assert troubles(browser) == []
 
 
+@pytest.mark.parametrize("file", ["report.html", "report.zh.html"])
+def test_the_table_of_all_claims_fits_a_desk(browser: Browser, folder: Path, file: str) -> None:
+    browser.open(folder / file, 1440)
+    assert browser.run('(e => e.scrollWidth <= e.clientWidth)(document.querySelector("table.claims").parentElement)')
+
+
 def test_the_watch_on_messages_and_requests_sees_them(browser: Browser, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text('<img src="missing.png"><script>console.log("hello"); undefined.x</script>')

@@ -12,9 +12,10 @@ import pytest
 from normkit.lab.figures import Panel, Series, band
 from normkit.lab.report import palette
 from normkit.lab.report.axes import SLANT, labels_of
-from normkit.lab.report.charts import DASHES, MARKERS, _cache, drawable, left_out, panel_svg
+from normkit.lab.report.charts import _cache, left_out, panel_svg
 from normkit.lab.report.inline import inline
 from normkit.lab.report.labels import spread
+from normkit.lab.report.marks import DASHES, MARKERS, drawable
 from normkit.lab.report.numbers import ticks
 from normkit.lab.report.tables import tables_of
 from normkit.lab.report.text import lines, width
@@ -165,13 +166,14 @@ def test_tables_hold_every_number_bands_and_names_included() -> None:
     ]
     first, second = tables_of(Panel("t", "norm", "error", series, x_names=["layer", "batch"]))
     assert first.heads == ("norm", "a", "b")
-    assert first.rows == (("layer", "1.5 [1, 2]", "3"), ("batch", "not a number [1, 2]", "∞"))
+    assert first.rows == (("layer", "1.5 [1, 2]", "3"), ("batch", "NaN [1, 2]", "∞"))
     assert second.rows == (("−0.5", "4"), ("1.5", "4"))
 
 
 def test_ticks_tell_neighbours_apart() -> None:
     assert ticks([0.0, 0.5, 1.0]) == ["0", "0.5", "1.0"]
     assert ticks([1.0, 1.025, 1.05]) == ["1.000", "1.025", "1.050"]
+    assert ticks([0.5, 1.5, 2.5]) == ["0.5", "1.5", "2.5"]
     assert ticks([0.0, 2.5, 5.0]) == ["0", "2.5", "5.0"]
     assert ticks([0.0, 10.0, 20.0]) == ["0", "10", "20"]
     assert ticks([0.0, 1e-16, 2e-16]) == ["0", "10⁻¹⁶", "2×10⁻¹⁶"]

@@ -13,7 +13,7 @@ import pytest
 import report_fakes as fakes
 
 from normkit.lab import report
-from normkit.lab.language import Words
+from normkit.lab.language import Language, Words
 from normkit.lab.report.charts import _cache
 from normkit.lab.report.page import page
 from normkit.lab.report.view import ClaimView, command, entry_view, flat, seeds
@@ -124,6 +124,25 @@ def test_hostile_titles_arms_and_environments_are_text() -> None:
     control = replace(first.claim.control, plays={attack: attack})
     claim = replace(first.claim, id="A<1", title=attack, sentence=attack, plays={attack: "real"}, control=control)
     read = Reader(page(run, [replace(first, claim=claim)]))
+    assert not any("onclick" in a for _, a in read.elements)
+    assert read.words.count(attack) >= 6
+    assert read.wrong == []
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_hostile_rules_controls_reasons_and_results_are_text(language: Language) -> None:
+    attack = "\"><b onclick='x'>{0}&amp;7"
+    run = fakes.run()
+    first = fakes.judged(run)[0]
+    told = replace(
+        first.claim,
+        measured=attack,
+        literal=replace(first.claim.literal, text=attack),
+        control=replace(first.claim.control, text=attack),
+        explanation=replace(first.claim.explanation, text=attack),
+        summary=lambda _: attack,
+    )
+    read = Reader(page(run, [replace(first, claim=told, control=None)], Words(language)))
     assert not any("onclick" in a for _, a in read.elements)
     assert read.words.count(attack) >= 6
     assert read.wrong == []

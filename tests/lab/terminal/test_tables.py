@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from normkit.lab.terminal.compare import paired
+from normkit.lab.terminal.compare import _criteria, paired
 from normkit.lab.terminal.tables import comparison, seconds, table
 
 
@@ -34,9 +34,12 @@ def entry(name: str, *criteria: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_a_comparison_shows_a_non_finite_value_as_such():
     claims = [entry("A1", criterion("loss", [1.0, None], [1.0, 3.0]), criterion("new", None, [2.0]))]
-    end = ["", "0 of the 1 verdicts that both runs have differ; 0 of the 0 criteria that can be paired"]
+    end = [
+        "verdicts: 0 of 1 that both runs have differ",
+        "criteria: 0 of 0 differ that can be paired for want of shared seeds",
+    ]
     lines = ["A1   =  holds  |  holds", "       loss: not finite  |  2 (1 to 3)", "       new: –  |  2"]
-    assert comparison(claims, everything=True) == [*lines, *end]
+    assert comparison(claims, everything=True)[3:] == [*lines, "", *end]
     assert comparison(claims) == end
 
 
@@ -52,16 +55,36 @@ def test_a_comparison_lists_what_differs_with_the_paired_interval():
         entry("A4", still, rule_changed=True),
         entry("A5", b=None),
     ]
-    assert comparison(claims) == [
+    assert comparison(claims)[3:] == [
         "A1   =  holds  |  holds",
         "       moved: 1  |  1.5  (passed → open)  b − a 0.5 [0.25, 0.75] (2 seeds) *",
         "A2   ≠  holds  |  fails",
-        "       still: 1  |  1.5  b − a 0.5 [-1, 2] (2 seeds)",
+        "       still: 1  |  1.5  b − a 0.5 [−1, 2] (2 seeds)",
         "A4   =  holds  |  holds  (the rule changed)",
         "A5      holds  |  not measured",
         "",
-        "1 of the 4 verdicts that both runs have differ; 1 of the 5 criteria that can be paired",
+        "verdicts: 1 of 4 that both runs have differ",
+        "criteria: 1 of 5 differ that can be paired at the seeds that both have (0, 1)",
     ]
+
+
+def test_what_cannot_be_tested_is_no_verdict_that_two_runs_share():
+    untestable = entry("U1", a="not testable here", b="not testable here")
+    assert comparison([untestable])[-2] == "verdicts: 0 of 0 that both runs have differ"
+
+
+def test_criteria_of_one_name_in_both_rules_are_compared_each_with_its_own():
+    def verdict(first: str, value: float) -> dict[str, Any]:
+        rules = {"literal": (first, value), "corrected": ("passed", 1.0)}
+        return {"id": "A1", "seeds": [0]} | {
+            rule: [{"name": "ratio", "outcome": outcome, "values": [v]}] for rule, (outcome, v) in rules.items()
+        }
+
+    literal, corrected = _criteria(verdict("passed", 1.0), verdict("failed", 3.0))
+    assert (literal["outcomes"], literal["differs"], literal["difference"]["mean"]) == (["passed", "failed"], True, 2.0)
+    assert (corrected["outcomes"], corrected["differs"]) == (["passed", "passed"], False)
+    lines = comparison([entry("A1", literal, corrected, changed=True, differs=True)])
+    assert [line.split(":")[0].strip() for line in lines[4:6]] == ["ratio", "ratio, by the corrected rule"]
 
 
 def test_only_what_is_one_value_a_seed_is_paired():

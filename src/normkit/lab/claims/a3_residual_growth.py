@@ -242,7 +242,7 @@ def _a4_figures(e: Evidence) -> list[Chart]:
     return [
         Chart(
             caption="Root mean square of what is added over that of the stream it is added to, by block. Dashed: "
-            "l^(−1/2). Bands: min–max over seeds.",
+            "∝ 1/√l. Bands: min–max over seeds.",
             alt="Three falling curves, for blocks, attentions and feed-forwards, near a dashed line of slope −1/2.",
             panels=[
                 Panel(
@@ -251,7 +251,7 @@ def _a4_figures(e: Evidence) -> list[Chart]:
                     "rms added / rms of the stream",
                     [
                         *(band(what, blocks, _shares(e, what)) for what in ("block", *SUBLAYERS)),
-                        Series("l^(−1/2)", blocks, [first * n**-0.5 for n in blocks], kind="reference"),
+                        Series("∝ 1/√l", blocks, [first * n**-0.5 for n in blocks], kind="reference"),
                     ],
                     x_scale="log",
                     y_scale="log",

@@ -10,7 +10,7 @@ off by √(a/(2 − a)) of a batch's own error, so at home the first discrepancy
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -191,18 +191,22 @@ def _figures(e: Evidence) -> list[Chart]:
     def rows(role: str, key: str) -> list[list[float]]:
         return [list(row) for row in zip(*(e.numbers(f"{role}/{p}", key) for p in places), strict=True)]
 
+    def among(values: list[list[float]], label: str) -> Series:
+        """Return points with bars: between words no line may run."""
+        return replace(band(label, range(3), values), kind="points")
+
     def panel(title: str, label: str, key: str) -> Panel:
         first = [e.first("norm/home", "noise") if (p, key) == ("home", "mean") else e.first(f"norm/{p}", f"law/{key}")
                  for p in places]  # fmt: skip
         laws = Series("from the distributions", range(3), first, kind="points")
-        return Panel(title, "batches from", label, [band("measured", range(3), rows("norm", key)), laws], x_names=names)
+        return Panel(title, "batches from", label, [among(rows("norm", key), "measured"), laws], x_names=names)
 
-    gaps = [band(label, range(3), rows(role, "output")) for role, label in (("norm", "batch"), ("token", "layer"))]
+    gaps = [among(rows(role, "output"), label) for role, label in (("norm", "batch"), ("token", "layer"))]
     return [
         Chart(
             caption=f"A batch norm trained on {STEPS} batches of length {SHORT}, on {SHOWN} new ones: distance of its "
-            "running statistics from the batch's, and of its outputs in the two modes. Bands: min–max over seeds; "
-            "points: first seed's distributions.",
+            "running statistics from the batch's, and of its outputs in the two modes. Bars: min–max over seeds; "
+            "squares: first seed's distributions.",
             alt="All three distances of batch norm are small at home and several times as large in another domain and "
             "at another length; layer norm's outputs do not differ between the modes at all.",
             panels=[

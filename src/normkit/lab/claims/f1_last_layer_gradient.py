@@ -128,9 +128,9 @@ def _summary(e: Evidence) -> str:
 
 def _panel(e: Evidence, init: str) -> Panel:
     return Panel(
-        init,
+        "Xavier" if init == "xavier" else init,
         "blocks L",
-        "norm of the last gradient",
+        "norm of the last gradient (nats)",
         [band("Post-Norm", DEPTHS, _rows(e, "post", init)), band("Pre-Norm", DEPTHS, _rows(e, "pre", init))],
         x_scale="log",
         y_scale="log",

@@ -155,10 +155,10 @@ def _panel(e: Evidence, kind: str) -> Panel:
     return Panel(
         NAMES[kind],
         "block",
-        "norm of the gradient",
+        "norm of the gradient (nats)",
         [
             *(band(LABELS[role], blocks, e.values(f"{role}/{kind}", "gradient")) for role in WIRINGS),
-            Series("∝ l^(−1/2)", blocks, [first * n**-0.5 for n in blocks], kind="reference"),
+            Series("∝ 1/√l", blocks, [first * n**-0.5 for n in blocks], kind="reference"),
         ],
         x_scale="log",
         y_scale="log",

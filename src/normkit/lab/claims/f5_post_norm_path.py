@@ -23,7 +23,7 @@ from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.model.fresh import random_windows
 from normkit.lab.model.initial import independent
 from normkit.lab.model.transformer import Transformer, TransformerConfig, build
-from normkit.lab.numbers import estimate, number
+from normkit.lab.numbers import estimate, number, superscript
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
 from normkit.placement import WIRINGS, Wiring
@@ -173,7 +173,7 @@ def _path_summary(e: Evidence) -> str:
     post, equal = (estimate([math.exp(row[0]) for row in e.values(role, "coefficient")]) for role in ("post", "equal"))
     return (
         f"identity path over {STEPS} sublayers: Post {post}, with branches as large as the stream {equal} "
-        f"(2^(−{STEPS // 2}) = {number(2.0 ** (-STEPS / 2), 3)}); Pre exactly 1"
+        f"(2{superscript(-STEPS // 2)} = {number(2.0 ** (-STEPS / 2), 3)}); Pre exactly 1"
     )
 
 
@@ -206,7 +206,7 @@ def _path_figures(e: Evidence) -> list[Chart]:
         return [[math.exp(v) for v in row] for row in e.values(role, key)]
 
     law = line("post", "law")
-    halves = Series("2^(−l/2)", left, [2.0 ** (-n / 2) for n in left], kind="reference")
+    halves = Series("(1/√2)ˡ", left, [2.0 ** (-n / 2) for n in left], kind="reference")
     product = Series("Π 1/σ, Post-Norm", left, [sum(c) / len(c) for c in zip(*law, strict=True)], kind="reference")
     return [
         Chart(
@@ -276,7 +276,7 @@ CLAIMS: tuple[Claim, ...] = (
         plays={"post": "post", "equal": "equal", "pre": "pre"},
         literal=Rule(
             text="There is one norm per sublayer on the path; a gradient comes back as Π 1/σ_l of what was sent, but "
-            "for the n/d that n projections may take; 2^(−l/2) where branches are as large as the stream; and "
+            "for the n/d that n projections may take; (1/√2)ˡ where branches are as large as the stream; and "
             "exactly 1 under Pre-Norm.",
             origin="theory",
             criteria=_path_criteria,

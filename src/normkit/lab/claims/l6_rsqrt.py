@@ -152,7 +152,8 @@ def _figures(e: Evidence) -> list[Chart]:
     mean = [U * e.first(role, "mean") for role in ARMS]
     return [
         Chart(
-            caption="Relative error of an inverse square root over all float32 numbers in [1, 4). Dashed: u = 2⁻²⁴.",
+            caption="Relative error of an inverse square root over all float32 numbers in [1, 4). Dashed: u = 2⁻²⁴. "
+            "Trick +n: the bit trick with n Newton steps.",
             alt="rsqrt and 1/√v stand side by side at a few times 10⁻⁸. The bit trick starts at "
             f"{number(largest[2], 2)} and squares its error with each Newton step until it reaches them after three.",
             panels=[
@@ -166,7 +167,7 @@ def _figures(e: Evidence) -> list[Chart]:
                         Series("u", positions, [U] * len(positions), kind="reference"),
                     ],
                     y_scale="log",
-                    x_names=["rsqrt", "1/√v", *(f"trick + {n}" for n in NEWTON_STEPS)],
+                    x_names=["rsqrt", "1/√v", *(f"trick +{n}" for n in NEWTON_STEPS)],
                 )
             ],
         )

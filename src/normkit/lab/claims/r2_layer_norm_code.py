@@ -265,7 +265,7 @@ def _text_figures(e: Evidence) -> list[Chart]:
 
     def panel(title: str, label: str, values: list[float], theory: list[float]) -> Panel:
         series = [Series("measured", [0, 1], values, kind="bars"), Series("theory", [0, 1], theory, kind="points")]
-        return Panel(title, "", label, series, x_names=list(names.values()))
+        return Panel(title, "code", label, series, x_names=list(names.values()))
 
     return [
         Chart(

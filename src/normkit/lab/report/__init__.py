@@ -25,10 +25,11 @@ def render(run_dir: Path, language: Language = "en") -> str:
         return _text(*_judged(run_dir), language)
 
 
-def write_report(run_dir: Path, language: Language = "en") -> Path:
+def write_report(run_dir: Path, language: Language = "en", png: bool = False) -> Path:
     """Write the report into the run folder, its figures beside it as SVG files, and return the page's path.
 
-    The page is ``report.html`` in English, ``report.zh.html`` in Chinese. A reader never sees half a file.
+    With ``png`` the figures are PNG files, too. The page is ``report.html`` in English, ``report.zh.html`` in Chinese.
+    A reader never sees half a file.
     """
     with _libraries():
         from normkit.lab.report.files import write, write_figures
@@ -36,7 +37,7 @@ def write_report(run_dir: Path, language: Language = "en") -> Path:
         run, judged = _judged(run_dir)
         path = run_dir / REPORTS[language]
         text = _text(run, judged, language)
-        write_figures(run_dir, judged)
+        write_figures(run_dir, judged, png)
         write(path, text)
         return path
 

@@ -26,57 +26,85 @@ def limits(axes: Any, panel: Panel) -> None:
         axes.set_xlim(-0.6, len(panel.x_names) - 0.4)
 
 
-def ticks_of(axes: Any, panel: Panel, which: Literal["x", "y"]) -> tuple[list[float], list[str]]:
-    """Return tick positions within the limits, with their labels."""
+def ticks_of(
+    axes: Any, panel: Panel, which: Literal["x", "y"], room: float = math.inf, size: float = 0.0
+) -> tuple[list[float], list[str]]:
+    """Return tick positions within the limits, with their labels; in ``room`` pixels no two of them touch."""
     if which == "x" and panel.x_names:
         return [float(i) for i in range(len(panel.x_names))], list(panel.x_names)
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
     scale = panel.x_scale if which == "x" else panel.y_scale
+
+    def place(value: float) -> float:
+        share = math.log(value / low) / math.log(high / low) if scale == "log" else (value - low) / (high - low)
+        return share * room
+
     if which == "x":
         own = _own(panel, low, high)
-        if own:
+        if own and _apart([place(v) for v in own], [number(v, 3) for v in own], size):
             return own, [number(v, 3) for v in own]
-    if scale == "log":
-        at = _decades(low, high)
-        return at, [number(v, 3) for v in at] if low >= 1e-3 and high < 1e6 else [_power(v) for v in at]
-    axis = axes.xaxis if which == "x" else axes.yaxis
+    decades = _decades(low, high) if scale == "log" else []
+    for most in range(7, 1, -1):
+        at, labels = _chosen(decades, scale, low, high, most)
+        if which == "y" or _apart([place(v) for v in at], labels, size):
+            return at, labels
+    return _chosen(decades, scale, low, high, 1)
+
+
+def _chosen(decades: list[float], scale: str, low: float, high: float, most: int) -> tuple[list[float], list[str]]:
+    at = decades[:: math.ceil(len(decades) / most)] if decades else _even(low, high, most)
+    return at, _said(at) if scale == "log" else ticks(at)
+
+
+def _even(low: float, high: float, most: int) -> list[float]:
+    """Return round, evenly spaced values within the limits, at most one more than ``most``."""
+    from matplotlib.ticker import MaxNLocator
+
     slack = (high - low) * 1e-9
-    at = [float(v) for v in axis.get_major_locator().tick_values(low, high) if low - slack <= v <= high + slack]
-    at = at[:: max(1, math.ceil(len(at) / (7 if which == "x" else 8)))]
-    return at, ticks(at)
+    found = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(v) for v in found if low - slack <= v <= high + slack]
 
 
 def _own(panel: Panel, low: float, high: float) -> list[float]:
-    """Return the measured x values where they are few and far enough apart to be the ticks."""
+    """Return the measured x values where they are few enough to be the ticks."""
     values = sorted({float(x) for s in panel.series if s.kind != "reference" for x in s.x if low <= x <= high})
-    if not 2 <= len(values) <= 8:
-        return values if len(values) == 1 else []
+    return values if len(values) <= 8 else []
 
-    def place(v: float) -> float:
-        return (math.log(v / low) / math.log(high / low)) if panel.x_scale == "log" else (v - low) / (high - low)
 
-    places = [place(v) for v in values]
-    near = min(b - a for a, b in pairwise(places))
-    longest = max(len(number(v, 3)) for v in values)
-    return values if near > 0.026 * (longest + 1) else []
+def _apart(places: list[float], labels: list[str], size: float) -> bool:
+    """Say whether labels centred on their places leave a gap of half their size between neighbours."""
+    halves = [width(label, size) / 2 for label in labels]
+    pairs = zip(pairwise(places), pairwise(halves), strict=True)
+    return all(b - a >= p + q + size / 2 for (a, b), (p, q) in pairs)
 
 
 def _decades(low: float, high: float) -> list[float]:
+    """Return powers of ten, or a few steps between them; nothing where the range is too short for either."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     decades = [10.0**e for e in range(first, last + 1) if low <= 10.0**e <= high]
     if len(decades) >= 3:
-        return decades[:: max(1, math.ceil(len(decades) / 6))]
+        return decades[:: math.ceil(len(decades) / 6)]
     for steps in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8)):
         at = [m * 10.0**e for e in range(first, last + 1) for m in steps if low <= m * 10.0**e <= high]
         if len(at) >= 3:
             return at
-    return [low, math.sqrt(low * high), high]
+    return []
+
+
+def _said(values: list[float]) -> list[str]:
+    """Write the ticks of a logarithmic axis: all as decimals where that is short, otherwise all as powers of ten."""
+    if all(1e-3 <= v < 1e5 for v in values):
+        return [number(v, 3) for v in values]
+    return [_power(v) for v in values]
 
 
 def _power(value: float) -> str:
-    exponent = round(math.log10(value))
-    exact = abs(value / 10.0**exponent - 1) < 1e-9
-    return f"10{superscript(exponent)}" if exact and abs(exponent) > 1 else number(value, 3)
+    exponent = math.floor(math.log10(value) + 1e-9)
+    mantissa = value / 10.0**exponent
+    power = f"10{superscript(exponent)}" if exponent != 1 else "10"
+    if abs(mantissa - 1) < 1e-9:
+        return power if exponent else "1"
+    return f"{number(mantissa, 3)}×{power}" if exponent else number(mantissa, 3)
 
 
 def labels_of(panel: Panel, labels: list[str], room: float, size: float) -> tuple[list[str], float, float]:

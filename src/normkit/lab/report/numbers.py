@@ -17,8 +17,8 @@ def ticks(values: list[float]) -> list[str]:
     if not gaps or not 1e-3 <= largest < 1e6 or min(gaps) < 1e-4:
         return [number(v, 6 if gaps and largest and min(gaps) / largest < 1e-3 else 3) for v in values]
     decimals = max(0, -math.floor(math.log10(min(gaps) * 1.0001)))
-    if any(abs(round(g, decimals) - g) > 1e-9 * largest for g in gaps):
-        decimals += 1  # steps such as 2.5 need one more
+    if any(abs(round(v, decimals) - v) > 1e-9 * largest for v in [*gaps, *values]):
+        decimals += 1  # steps such as 2.5 need one more, and so do even steps from such a start
     return [f"{v:.{decimals}f}".replace("-", "−") if v else "0" for v in values]
 
 
@@ -30,7 +30,7 @@ def measured(criterion: Criterion) -> str:
     if criterion.every and len(values) > 1:
         low, high = min(values), max(values)
         if any(map(math.isnan, values)):
-            return "not a number among the values"
+            return "NaN among the values"
         return number(low) if low == high else f"{number(low)} … {number(high)}"
     found = interval(values)
     half = (found.high - found.low) / 2
@@ -51,6 +51,6 @@ def region(criterion: Criterion) -> str:
     """Return the region of the given tolerance in words."""
     low, high = criterion.region()
     if criterion.kind == "near":
-        return f"{number(low)} … {number(high)}"
+        return number(low) if low == high else f"{number(low)} … {number(high)}"
     signs = {"at_most": "≤", "at_least": "≥", "above": ">", "below": "<"}
     return f"{signs[criterion.kind]} {number(high if math.isinf(low) else low)}"

@@ -19,7 +19,7 @@ def _ems(character: str) -> float:
 
 
 def lines(text: str, room: float, size: float) -> list[str]:
-    """Break ``text`` at spaces into lines that fit ``room``; a longer word is cut."""
+    """Break ``text`` at spaces into lines that fit ``room``; a longer word is cut, after a hyphen or slash if any."""
     found: list[str] = []
     current = ""
     for whole in text.split():
@@ -31,7 +31,8 @@ def lines(text: str, room: float, size: float) -> list[str]:
         if current:
             found.append(current)
         while width(word, size) > room:
-            cut = next(i for i in range(len(word), 0, -1) if i == 1 or width(word[:i], size) <= room)
+            most = next(i for i in range(len(word), 0, -1) if i == 1 or width(word[:i], size) <= room)
+            cut = max((i for i in range(2, most + 1) if word[i - 1] in "-/"), default=most)
             found.append(word[:cut])
             word = word[cut:]
         current = word

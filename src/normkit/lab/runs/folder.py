@@ -99,12 +99,12 @@ def replace(path: Path, data: Any) -> None:
         ) from error
 
 
-def differences(old: Settings, new: Settings) -> list[str]:
-    """Return the fields in which two settings differ, with both values; a corpus is its bytes, not its path."""
+def differences(old: Settings, new: Settings, words: str = "{} is {}, asked for {}") -> list[str]:
+    """Return the fields in which two settings differ, with both values. A corpus is its bytes, not its path."""
     before, after = ({"grid": ""} | settings.to_json() for settings in (old, new))
     same_text = before["corpus_sha256"] == after["corpus_sha256"]
     skipped = {"corpus"} if same_text else set[str]()
-    return [f"{f} is {before[f]}, asked for {after[f]}" for f in before if before[f] != after[f] and f not in skipped]
+    return [words.format(f, before[f], after[f]) for f in before if before[f] != after[f] and f not in skipped]
 
 
 def _same_settings(path: Path, settings: Settings) -> None:

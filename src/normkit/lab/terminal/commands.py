@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -113,16 +112,23 @@ def run_(
 @app.command("report")
 def report(
     run_folder: RunFolder,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to put it, besides the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to copy it and its figures.")] = None,
     lang: Lang = "en",
+    png: Annotated[
+        bool, typer.Option("--png", help="Figures as PNG files, too: light theme, 96 dots an inch.")
+    ] = False,
 ) -> None:
     """Render the report of a run folder again, its figures as SVG files beside it, and print where it is.
+
+    With --out the page goes there as well, and its folder of figures beside it: figures/A1-1.svg is the figure that the
+    page calls so.
 
     \b
     Examples:
       normkit lab report runs/quick
       normkit lab report runs/quick --lang zh
-      normkit lab report runs/full --out report.html
+      normkit lab report runs/quick --png
+      normkit lab report runs/full --out paper/report.html
     """
     with _refusals():
         language = words(lang).language
@@ -130,13 +136,14 @@ def report(
         _note_other_code(run_folder)
         try:
             from normkit.lab.report import write_report
+            from normkit.lab.report.files import copy_report
         except ModuleNotFoundError as error:
             raise RunError(f"the report needs {error.name}: pip install 'normkit[lab]'") from error
         for text in stored.notices:
             _note(text)
-        path = write_report(run_folder, language)
+        path = write_report(run_folder, language, png)
         if out is not None:
-            path = Path(shutil.copyfile(path, out))
+            path = copy_report(path, out)
         typer.echo(path)
 
 

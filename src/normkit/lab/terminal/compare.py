@@ -30,7 +30,7 @@ def compare(a: Path, b: Path, claims: Sequence[Entry]) -> dict[str, Any]:
     ids = sorted(first.keys() | second.keys(), key=lambda i: (order.index(i) if i in order else len(order), i))
     return {
         "runs": [str(a), str(b)],
-        "settings": differences(runs[0].settings, runs[1].settings),
+        "settings": differences(runs[0].settings, runs[1].settings, "{} is {} in a, {} in b"),
         "claims": [_claim(name, first.get(name, {}), second.get(name, {})) for name in ids],
     }
 
@@ -66,9 +66,14 @@ def _claim(name: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def _criteria(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    sides = [{c["name"]: c for rule in ("literal", "corrected") for c in v.get(rule, [])} for v in (a, b)]
-    names = dict.fromkeys([*sides[0], *sides[1]])
-    return [_criterion(name, sides[0].get(name, {}), sides[1].get(name, {}), _seeds(a), _seeds(b)) for name in names]
+    # Both rules of a claim may have a criterion of one name, with other regions and so other outcomes.
+    sides = [{(rule, c["name"]): c for rule in ("literal", "corrected") for c in v.get(rule, [])} for v in (a, b)]
+    keys = sorted({**sides[0], **sides[1]}, key=lambda key: key[0] == "corrected")
+    return [
+        {"rule": rule}
+        | _criterion(name, sides[0].get((rule, name), {}), sides[1].get((rule, name), {}), _seeds(a), _seeds(b))
+        for rule, name in keys
+    ]
 
 
 def _seeds(verdict: dict[str, Any]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from normkit.lab.language import Words
+from normkit.lab.numbers import number
 from normkit.lab.runs.judged import Judged, summary_of
 from normkit.lab.runs.plan import Plan
 
@@ -54,7 +55,7 @@ def control(judged: Judged, words: Words) -> str:
 
 def told(judged: Judged, words: Words) -> str:
     """Return the measured result in a line, or the reason why there is none."""
-    return summary_of(judged) if judged.claim.study is not None else words.said(judged.claim).reason
+    return words.told(summary_of(judged)).text if judged.claim.study is not None else words.said(judged.claim).reason
 
 
 def verdict_table(all_judged: Sequence[Judged], words: Words) -> list[str]:
@@ -91,6 +92,13 @@ def plan_line(plan: Plan, jobs: int) -> str:
     )
 
 
+_LEGEND = [
+    "claim: verdict in a | in b",
+    "       criterion: mean (range) in a | in b  b − a over shared seeds [95 % interval], * if that leaves out zero",
+    "",
+]
+
+
 def comparison(differences: Sequence[Mapping[str, Any]], everything: bool = False) -> list[str]:
     """Return the comparison of two runs: what differs, in full if ``everything``, and how much does not.
 
@@ -107,29 +115,33 @@ def comparison(differences: Sequence[Mapping[str, Any]], everything: bool = Fals
             f"{entry['id']:<4} {mark}  {entry['a'] or 'not measured'}  |  {entry['b'] or 'not measured'}{rule}"
         )
         lines.extend(_compared(c) for c in entry["criteria"] if everything or entry["changed"] or c["differs"])
-    both = [entry for entry in differences if entry["a"] and entry["b"]]
+    both = [entry for entry in differences if entry["a"] and entry["b"] and entry["criteria"]]
     criteria = [c for entry in both for c in entry["criteria"] if c["difference"] is not None]
     changed, moved = sum(bool(e["changed"]) for e in both), sum(bool(c["differs"]) for c in criteria)
+    seeds = sorted({seed for c in criteria for seed in c["difference"]["seeds"]})
+    shared = f"at the seeds that both have ({', '.join(map(str, seeds))})" if seeds else "for want of shared seeds"
     return [
+        *(_LEGEND if lines else []),
         *lines,
-        "",
-        f"{changed} of the {len(both)} verdicts that both runs have differ; "
-        f"{moved} of the {len(criteria)} criteria that can be paired",
+        *([""] if lines else []),
+        f"verdicts: {changed} of {len(both)} that both runs have differ",
+        f"criteria: {moved} of {len(criteria)} differ that can be paired {shared}",
     ]
 
 
 def _compared(c: Mapping[str, Any]) -> str:
-    line = f"       {c['name']}: {_mean(c['a'])}  |  {_mean(c['b'])}"
+    rule = ", by the corrected rule" if c.get("rule") == "corrected" else ""
+    line = f"       {c['name']}{rule}: {_mean(c['a'])}  |  {_mean(c['b'])}"
     if c["outcomes"][0] != c["outcomes"][1] and None not in c["outcomes"]:
         line += f"  ({c['outcomes'][0]} → {c['outcomes'][1]})"
     found = c["difference"]
     if found is None:
         return line
     if len(found["seeds"]) == 1:
-        return f"{line}  b − a {found['mean']:.4g} (1 seed)"
+        return f"{line}  b − a {number(found['mean'])} (1 seed)"
     star = "" if found["low"] <= 0.0 <= found["high"] else " *"
-    span = f"[{found['low']:.4g}, {found['high']:.4g}]"
-    return f"{line}  b − a {found['mean']:.4g} {span} ({len(found['seeds'])} seeds){star}"
+    span = f"[{number(found['low'])}, {number(found['high'])}]"
+    return f"{line}  b − a {number(found['mean'])} {span} ({len(found['seeds'])} seeds){star}"
 
 
 def _mean(values: Sequence[float | None] | None) -> str:
@@ -139,4 +151,4 @@ def _mean(values: Sequence[float | None] | None) -> str:
     if len(known) < len(values):
         return "not finite"
     mean = sum(known) / len(known)
-    return f"{mean:.4g}" if len(known) == 1 else f"{mean:.4g} ({min(known):.4g} to {max(known):.4g})"
+    return number(mean) if len(known) == 1 else f"{number(mean)} ({number(min(known))} to {number(max(known))})"
