@@ -218,8 +218,9 @@ CLAIMS: tuple[Claim, ...] = (
         summary=_summary,
         figures=_figures,
         explanation=Explanation(
-            text="Constants μ and σ leave g/σ, longer than what LayerNorm passes on, with components along 1 and x̂ "
-            "that change what the next forward normalizes away. The arms change the backward pass alone.",
+            text="Two things make up the gain: forward values of a fixed scale, without which a stream of this depth "
+            "grows until training hardly moves, and the projection of gradients. Held statistics leave the first and "
+            "take the second, so what they keep is the forward's share and what they lack is the projection's.",
             status="tested",
         ),
     ),
