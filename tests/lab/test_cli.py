@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from toys import MIXED, SOURCE, toy
+from toys import LONG, MIXED, SOURCE, toy
 from typer.testing import CliRunner, Result
 
 from normkit.cli import app
@@ -68,6 +68,14 @@ def mixed(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     both = toy(tmp_path, monkeypatch, MIXED)
     monkeypatch.setattr(commands, "located", lambda: collect([both]))
     return both
+
+
+@pytest.fixture
+def long(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The toys with a study among them that only a full run measures."""
+    made = toy(tmp_path, monkeypatch, LONG)
+    monkeypatch.setattr(commands, "located", lambda: collect([made]))
+    return made
 
 
 def call(*args: str) -> Result:
@@ -265,6 +273,7 @@ def test_what_cannot_be_tested_is_listed_selected_and_answered_for_nothing(mixed
         "seconds": 0,
         "seeds": 0,
         "study": None,
+        "full_only": False,
         "mode": "quick",
     }
     assert re.search(r"^OPEN +7 +0\.0 s +toy OPEN$", call("list").stdout, re.MULTILINE)
@@ -281,6 +290,48 @@ def test_what_cannot_be_tested_is_listed_selected_and_answered_for_nothing(mixed
     assert values(tmp_path / "run") == {}
     (verdict,) = json.loads(call("run", "OPEN", "--out", "run", "--json").stdout)
     assert verdict["verdict"] == "not testable here"
+
+
+def test_the_plan_and_the_list_name_what_only_a_full_run_measures(long: ModuleType, tmp_path: Path):
+    plan = call("run", "--out", "run", "--dry-run")
+    assert re.search(r"^L1, L2 +long +0 +0 +nothing: full only$", plan.stdout, re.MULTILINE)
+    assert "4 claims (2 of them full only), 6 measurements" in plan.stdout
+    assert plan.stderr == ""
+    steps = json.loads(call("run", "--out", "run", "--dry-run", "--json").stdout)
+    assert [step["study"] for step in steps] == ["steady"]
+    full = call("run", "--full", "--out", "run", "--dry-run").stdout
+    assert re.search(r"^L1, L2 +long +2 +0 +2 min 00 s$", full, re.MULTILINE)
+    assert "full only" not in full
+    assert re.search(r"^L1 +1 +full only +toy L1$", call("list").stdout, re.MULTILINE)
+    assert re.search(r"^L1 +1 +2 min 00 s +toy L1$", call("list", "--full").stdout, re.MULTILINE)
+    assert [c["full_only"] for c in json.loads(call("list", "--json").stdout)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("extra", [[], ["--dry-run"], ["--json"]])
+def test_a_quick_run_of_full_only_claims_alone_says_what_to_do(long: ModuleType, tmp_path: Path, extra: list[str]):
+    refused = call("run", "l1", "L2", "--quick", "--out", "run", *extra)
+    assert refused.exit_code == 2
+    assert "nothing to measure in a quick run" in refused.stderr
+    assert "L1, L2 are measured in a full run only: `normkit lab run L1 L2 --full`" in refused.stderr
+    assert refused.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_full_only_claims_beside_others_are_told_apart_from_failures(long: ModuleType, tmp_path: Path):
+    result = call("run", "L1", "OPEN", "--out", "run", "--strict")
+    assert result.exit_code == 0
+    assert "note: L1 is measured in a full run only: `normkit lab run L1 --full`" in result.stderr
+    assert "L1: full only. toy L1: not measured in a quick run; run --full" in result.stderr
+    line = r"^L1 +full only +– +toy L1 +not measured in a quick run; run --full$"
+    assert re.search(line, result.stdout, re.MULTILINE)
+    kept = {v["id"]: v for v in json.loads((tmp_path / "run" / "verdicts.json").read_text())}
+    expected = {"verdict": None, "full_only": True, "missing": [], "error": ""}
+    assert kept["L1"] | expected == kept["L1"]
+    assert kept["OPEN"]["full_only"] is False
+    chinese = call("run", "L1", "OPEN", "--out", "run", "--lang", "zh").stdout
+    assert re.search(r"^L1 +仅完整运行 +– +toy L1 +快速运行不测量；请用 --full 运行$", chinese, re.MULTILINE)
+    text = call("compare", "run", "run").stdout
+    assert "0 of the 1 verdicts that both runs have differ" in text
 
 
 @pytest.mark.slow

@@ -105,6 +105,15 @@ CLAIMS = (
 """
 )
 
+# And one with a study that a quick run leaves to a full one.
+LONG = (
+    MIXED
+    + """
+LONG = Study("long", arms, measure, lambda params: 60.0, seeds=1, full_only=True)
+CLAIMS = (claim("L1", LONG), *CLAIMS[:2], claim("L2", LONG, ("high", "low")))
+"""
+)
+
 _numbers = itertools.count()
 
 

@@ -34,7 +34,7 @@ def _not_run(params: Any, bench: Any) -> dict[str, Any]:
     raise AssertionError("the report never measures")
 
 
-def study(name: str, *, seeds: int = 5, timing: bool = False, corpus: bool = False) -> Study:
+def study(name: str, *, seeds: int = 5, timing: bool = False, corpus: bool = False, full_only: bool = False) -> Study:
     return Study(
         name,
         arms=lambda settings: [Arm("real"), Arm("without")],
@@ -43,6 +43,7 @@ def study(name: str, *, seeds: int = 5, timing: bool = False, corpus: bool = Fal
         seeds=seeds,
         timing=timing,
         corpus=corpus,
+        full_only=full_only,
     )
 
 

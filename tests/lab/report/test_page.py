@@ -13,12 +13,13 @@ import pytest
 import report_fakes as fakes
 
 from normkit.lab import report
+from normkit.lab.claim import Claim
 from normkit.lab.language import Language, Words
 from normkit.lab.report.charts import _cache
 from normkit.lab.report.page import page
 from normkit.lab.report.view import ClaimView, command, entry_view, flat, seeds
 from normkit.lab.rule_changes import rule_changes
-from normkit.lab.runs.judged import RunError
+from normkit.lab.runs.judged import RunError, judge_claim
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "rect", "circle", "use", "line"}
 
@@ -191,6 +192,65 @@ def test_waiting_claims_say_how_far_they_are_and_draw_nothing(html: str) -> None
     assert "4 of 10 measurements made." in section
     assert "<figure" not in section
     assert "The slope lies within 0.1 of 0.2." in section  # the rule stands before the measurement
+
+
+def left_to_a_full_run(mode: str) -> tuple[str, str]:
+    """The page of a run with a claim that only a full run measures, which nobody has measured; and its section."""
+    claim = next(c for c in fakes.catalogue() if c.id == "A4")
+    assert isinstance(claim, Claim)
+    claim = replace(claim, id="D9", sentences=(7,), study=fakes.study("long", full_only=True))
+    run = fakes.run(mode=mode)
+    html = page(run, [judge_claim(claim, run), *fakes.judged(run)])
+    return html, html[html.index('<article id="claim-D9"') :].split("</article>")[0]
+
+
+def test_what_a_quick_run_leaves_to_a_full_one_is_counted_apart_and_says_its_sentence() -> None:
+    html, section = left_to_a_full_run("quick")
+    assert Reader(html).wrong == []
+    counts = dict(re.findall(r'<li class="(\w+)"><svg class="icon".*?</svg><b>(\d+)</b>', html))
+    assert counts["unmeasured"] == "1"
+    assert (counts["waiting"], counts["fails"], counts["undecided"]) == ("2", "2", "1")
+    assert "Under Pre-Norm the outputs of deep sublayers shrink" in section
+    words = Reader(section).words
+    assert "not measured in a quick run; run --full" in words
+    assert "full only" in words
+    assert "normkit lab run D9 --full --seeds 0-4" in words  # the quick command would be refused
+    assert "measurements made" not in words
+    assert "<figure" not in section
+    brief = html[html.index(">Measured in a full run only</h2>") :].split("</section>")[0]
+    assert brief.count('href="#claim-') == 1
+    assert "Under Pre-Norm the outputs of deep sublayers shrink" in brief
+    row = next(r for r in html.split("<tr>") if '<a href="#claim-D9"><b>D9</b>' in r)
+    assert "not measured in a quick run; run --full" in row
+    assert 'href="#claim-D9" class="unmeasured"' in html[html.index('<h2 id="sentences">') :]
+
+
+def test_a_full_run_waits_for_it_like_for_any_other() -> None:
+    html, section = left_to_a_full_run("full")
+    assert "0 of 10 measurements made." in section
+    assert "run --full" not in html.replace("run D9 --full", "")
+    assert 'class="unmeasured"' not in html
+
+
+def test_what_a_quick_run_leaves_out_is_said_in_chinese() -> None:
+    claim = next(c for c in fakes.catalogue() if c.id == "A4")
+    assert isinstance(claim, Claim)
+    run = fakes.run()
+    judged = judge_claim(replace(claim, study=fakes.study("long", full_only=True)), run)
+    words = Reader(page(run, [judged], Words("zh"))).words
+    assert "快速运行不测量" in words
+    assert "只在完整运行中测量" in words
+    assert "not measured in a quick run" not in words
+
+
+def test_measurements_of_an_older_quick_run_do_not_make_a_verdict_of_it() -> None:
+    claim = next(c for c in fakes.catalogue() if c.id == "A4")
+    assert isinstance(claim, Claim)
+    assert judge_claim(claim, fakes.run()).judgement is not None
+    long = replace(claim, study=replace(claim.study, full_only=True))
+    assert judge_claim(long, fakes.run()).full_only
+    assert judge_claim(long, fakes.run()).judgement is None
+    assert judge_claim(long, fakes.run(mode="full")).judgement is not None
 
 
 def test_what_cannot_be_tested_has_a_short_section_of_its_own(html: str) -> None:

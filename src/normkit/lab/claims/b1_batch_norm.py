@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
-from normkit.lab.claims.b1_map import CURVE, FEW, ROWS, STEPS, STUDY, at, best_rate, boundary, rates
+from normkit.lab.claims.b1_map import CURVE, ROWS, STEPS, STUDY, WIDER, at, best_rate, boundary, rates
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.model.byte_mlp import BYTES, EMBEDDING, HELDOUT, LAYERS, WIDTH
 from normkit.lab.numbers import estimate
@@ -211,7 +211,7 @@ CLAIMS: tuple[Claim, ...] = (
         source="Article, “Why deep networks are hard to train”; Santurkar et al. 2018; Bjorck et al. 2018.",
         measured=MEASURED + "Compared is the largest rate that all seeds bear, known to lie between the largest at "
         "which all train and the next at which none does; what is judged is the ratio's whole possible range. Rates "
-        f"are {FEW[0]:g} to {FEW[-1]:g} in a quick run; a full one has more, closer and further.",
+        f"are {len(WIDER)} from {WIDER[0]:g} to {WIDER[-1]:g}.",
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(

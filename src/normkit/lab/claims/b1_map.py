@@ -31,7 +31,7 @@ Gradients = Mapping[str, Tensor]
 
 
 def rates(settings: Settings) -> tuple[float, ...]:
-    """Return the learning rates of the map, the same for all arms; closer and further in full mode."""
+    """Return the learning rates of the map, the same for all arms; three of them under quick settings."""
     return FEW if settings.mode == "quick" else WIDER
 
 
@@ -150,7 +150,7 @@ def _seconds(params: Params) -> float:
     return {"none": 0.6, "batch": 1.8, "noisy": 1.7}[params["norm"]]
 
 
-STUDY = Study(id="batch_norm_map", arms=_arms, measure=_measure, seconds=_seconds, seeds=5, corpus=True)
+STUDY = Study(id="batch_norm_map", arms=_arms, measure=_measure, seconds=_seconds, seeds=5, corpus=True, full_only=True)
 
 
 def at(role: str, lr: float) -> str:

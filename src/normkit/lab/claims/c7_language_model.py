@@ -111,6 +111,7 @@ STUDY = Study(
     seconds=lambda params: 0.011 * params["steps"] + 0.022 * params["scored"],
     seeds=3,
     corpus=True,
+    full_only=True,
 )
 
 _CHANGED = 0.05
@@ -236,8 +237,8 @@ def _chart(labels: dict[str, str], ways: Sequence[str]) -> Callable[[Evidence], 
 
 _MEASURED = (
     f"Pre-Norm networks of {LAYERS} blocks (width {WIDTH}), alike but for the norm, are trained on real text in "
-    f"batches of {ROWS} rows of {SHORTEST} to {CONTEXT} bytes, padded to the longest: 80 steps of Adam at {LR:g}, or "
-    "300 in full mode, running statistics with momentum 0.1. "
+    f"batches of {ROWS} rows of {SHORTEST} to {CONTEXT} bytes, padded to the longest: 300 steps of Adam at {LR:g}, "
+    "running statistics with momentum 0.1. "
 )
 _SCORED = (
     "A prediction is the byte after a held-out prefix, from that prefix as one row of four; the other three are "

@@ -85,7 +85,15 @@ def _measure(params: Params, bench: Bench) -> Values:
     }
 
 
-STUDY = Study(id="off_centre", arms=_arms, measure=_measure, seconds=lambda params: 0.6, seeds=5, corpus=True)
+STUDY = Study(
+    id="off_centre",
+    arms=_arms,
+    measure=_measure,
+    seconds=lambda params: 0.6,
+    seeds=5,
+    corpus=True,
+    full_only=True,
+)
 
 
 def best(e: Evidence, role: str) -> list[float]:

@@ -57,6 +57,7 @@ STUDY = Study(
     seconds=lambda params: 0.012 * params["blocks"],
     seeds=5,
     corpus=True,
+    full_only=True,
 )
 
 

@@ -134,7 +134,7 @@ def _arms(settings: Settings) -> list[Arm]:
     return [Arm(name, {"omega": name}) for name in LABELS]
 
 
-STUDY = Study(id="admin", arms=_arms, measure=_measure, seconds=lambda params: 0.6, seeds=5)
+STUDY = Study(id="admin", arms=_arms, measure=_measure, seconds=lambda params: 0.6, seeds=5, full_only=True)
 
 
 def targets(e: Evidence) -> dict[str, float]:

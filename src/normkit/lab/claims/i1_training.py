@@ -58,6 +58,7 @@ STUDY = Study(
     seconds=lambda params: STEPS * (0.003 + 0.001 * params["rows"]),
     seeds=5,
     corpus=True,
+    full_only=True,
 )
 
 
@@ -114,8 +115,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="Article, “Normalization and the residual stream”, of what norms are for; Zhu et al. 2025, arXiv "
         "2503.10622; Chen et al. 2025, arXiv 2512.10938; arXiv 2510.22777.",
         measured=f"Pre-Norm networks of {LAYERS} blocks (width {WIDTH}, SwiGLU, RoPE, Xavier), the same weights and "
-        f"batches under each function in the place of every norm; {STEPS} steps of 4 × {CONTEXT} bytes of real text "
-        f"(12 × {CONTEXT} in full mode), Adam at {LR:g}; α starts from {ALPHA:g}, the best of six in a run of each. "
+        f"batches under each function in the place of every norm; {STEPS} steps of 12 × {CONTEXT} bytes of real text, "
+        f"Adam at {LR:g}; α starts from {ALPHA:g}, the best of six in a run of each. "
         "Held-out loss. What long training comes to is not measured.",
         study=STUDY,
         plays=_PLAYS,

@@ -103,6 +103,7 @@ def page(run: Run, judged: Sequence[Judged], words: Words | None = None) -> str:
         holding=_of(claims, "holds"),
         open=_of(claims, "undecided"),
         waiting=_of(claims, "waiting"),
+        unmeasured=_of(claims, "unmeasured"),
         counts=[(k, words(verdict.value), counts[k]) for verdict, k in KEYS.items() if _shown(verdict, counts[k])],
         unflipped=[c for c in claims if c.badge.key in _DECIDED and c.judged.flipped is not True],
         changes=_changes(entries, words),

@@ -19,7 +19,7 @@ from normkit.lab.report.inline import inline
 from normkit.lab.report.numbers import judged_on, measured, region
 from normkit.lab.report.surprise import telling
 from normkit.lab.report.tables import Table, tables_of
-from normkit.lab.runs.judged import Judged, Run, last_line, summary_of
+from normkit.lab.runs.judged import NOT_IN_QUICK, Judged, Run, last_line, summary_of
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion, Judgement, Verdict, combine
 
@@ -140,6 +140,8 @@ def _claim(claim: Claim, judged: Judged, run: Run, words: Words) -> ClaimView:
     judgement, control = judged.judgement, judged.control_judgement
     ours = [m for m in run.measurements if m.study == claim.study.id]
     waiting = Badge("waiting", words("could not run" if judged.error else "waiting"))
+    if judged.full_only:
+        waiting = Badge("unmeasured", words("full only"))
     return ClaimView(
         judged=judged,
         anchor=anchor(claim.id),
@@ -174,7 +176,8 @@ def _verdicts(judgement: Judgement, words: Words) -> tuple[Badge, Badge, Badge]:
 
 def command(claim: Claim, settings: Settings) -> str:
     """Return the command that measures this claim again under the run's settings."""
-    words = ["normkit", "lab", "run", claim.id, f"--{settings.mode}", "--seeds", seeds(settings.seeds)]
+    mode = "full" if claim.study.full_only else settings.mode
+    words = ["normkit", "lab", "run", claim.id, f"--{mode}", "--seeds", seeds(settings.seeds)]
     words += ["--out", f"runs/{claim.id}"]  # a folder of its own: nothing there is cached, nothing refused
     if claim.study.corpus and settings.corpus != "stdlib":
         words += ["--corpus", settings.corpus]
@@ -208,6 +211,8 @@ def drawing_panel(drawing: Drawing, prefix: str) -> PanelView:
 
 
 def _waiting(judged: Judged, done: int, words: Words) -> str:
+    if judged.full_only:
+        return words(NOT_IN_QUICK)
     if judged.error:
         return judged.error
     return words("{done} of {all} measurements made.", done=done, all=done + len(judged.missing))

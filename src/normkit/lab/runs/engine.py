@@ -118,7 +118,7 @@ class _Going:
 
     def until_done(self, interrupts: Interrupts) -> Result:
         """Work until nothing is left or somebody interrupts."""
-        for claim in self._plan.untestable:
+        for claim in (*self._plan.untestable, *self._plan.full_only):
             self._announce(claim)
         for step in self._plan.steps:
             self._judge(step)

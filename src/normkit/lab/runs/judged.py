@@ -26,6 +26,8 @@ VERDICTS = "verdicts.json"
 REPORTS = {"en": "report.html", "zh": "report.zh.html"}  # by language
 FIGURES = "figures"
 
+NOT_IN_QUICK = "not measured in a quick run; run --full"
+
 CellId = tuple[str, str, int]  # study, arm, seed
 
 _NO = Verdict.UNTESTABLE
@@ -63,7 +65,8 @@ class Judged:
     in which case ``error`` says how. ``control`` is the control that was judged. ``flipped`` says whether the
     control's verdict is the opposite one; None without both verdicts. ``error`` also carries the reason why a
     claim's measurements could not be made. A sentence that cannot be tested has its verdict from the start, with
-    neither evidence nor control.
+    neither evidence nor control. ``full_only`` marks a claim that this run leaves to a full one: neither failed nor
+    undecided nor waiting, it has no verdict here.
     """
 
     claim: Entry
@@ -75,6 +78,7 @@ class Judged:
     missing: tuple[str, ...] = ()
     error: str = ""
     control: Control | None = None
+    full_only: bool = False
 
 
 def read_run(folder: Path) -> Run:
@@ -149,10 +153,13 @@ def seeds_of(study: Study, settings: Settings) -> tuple[int, ...]:
 def judge_claim(claim: Entry, run: Run) -> Judged:
     """Judge a claim and its control on what the run measured; never raises.
 
-    Measurements of arms or seeds that the study no longer has are left out.
+    Measurements of arms or seeds that the study no longer has are left out, and in a quick run those of a study that
+    only a full one measures.
     """
     if claim.study is None:
         return Judged(claim, NOT_TESTABLE, None, None, None, None)
+    if claim.study.skipped(run.settings):
+        return Judged(claim, None, None, None, None, None, full_only=True)
     try:
         wanted = [
             (claim.study.id, arm.name, seed)
@@ -194,6 +201,8 @@ def summary_of(judged: Judged) -> str:
     """Return the claim's one-line summary, or why there is none."""
     if judged.claim.study is None:
         return judged.claim.reason
+    if judged.full_only:
+        return NOT_IN_QUICK
     if judged.judgement is None or judged.evidence is None:
         return judged.error or f"{len(judged.missing)} measurements missing"
     try:
@@ -228,6 +237,7 @@ def to_json(judged: Judged) -> dict[str, Any]:
         "literal": [_criterion(c) for c in judgement.literal] if judgement else [],
         "corrected": [_criterion(c) for c in judgement.corrected] if judgement else [],
         "missing": list(judged.missing),
+        "full_only": judged.full_only,
         "error": judged.error,
     }
 

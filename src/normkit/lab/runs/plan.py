@@ -59,15 +59,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in the order in which they run, and the sentences whose verdict needs none."""
+    """Steps in the order in which they run, sentences whose verdict needs none, claims left to a full run."""
 
     steps: tuple[Step, ...]
     untestable: tuple[Untestable, ...] = ()
+    full_only: tuple[Claim, ...] = ()
 
     @property
     def claims(self) -> tuple[Entry, ...]:
         """All claims of the plan, in the order in which their verdicts are due."""
-        return (*self.untestable, *(claim for step in self.steps for claim in step.claims))
+        return (*self.untestable, *self.full_only, *(claim for step in self.steps for claim in step.claims))
 
     @property
     def cells(self) -> int:
@@ -97,7 +98,7 @@ def make_plan(
 
     Cheap studies come first, whatever is cached, so that a continued run keeps its order; studies that measure
     time come last, when all workers are idle. Within a study long measurements come first, so that the last
-    worker to finish does not keep the others waiting.
+    worker to finish does not keep the others waiting. In a quick run a study that is ``full_only`` has no step.
 
     Args:
         claims: what to judge; claims that share a study share its measurements.
@@ -106,8 +107,13 @@ def make_plan(
         stored: the cells in the run folder with their keys.
     """
     found: dict[str, list[tuple[Claim, str]]] = {}
+    full_only: list[Claim] = []
     for claim, module in zip(claims, modules, strict=True):
-        if claim.study is not None:
+        if claim.study is None:
+            continue
+        if claim.study.skipped(settings):
+            full_only.append(claim)
+        else:
             found.setdefault(claim.study.id, []).append((claim, module))
     steps: list[Step] = []
     have = frozenset(stored)
@@ -117,7 +123,7 @@ def make_plan(
         cached = frozenset(cell.id for cell in cells if (cell.id, cell.key) in have)
         steps.append(Step(study, tuple(claim for claim, _ in entries), cells, cached))
     steps.sort(key=lambda step: (step.study.timing, sum(c.seconds for c in step.cells)))
-    return Plan(tuple(steps), tuple(claim for claim in claims if claim.study is None))
+    return Plan(tuple(steps), tuple(claim for claim in claims if claim.study is None), tuple(full_only))
 
 
 def _cells(study: Study, module: str, settings: Settings) -> tuple[Cell, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -43,11 +43,12 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 def list_(full: Full = False, as_json: AsJson = False) -> None:
     """List the claims: what they say, the article's sentences they cover, and their cost on one core.
 
-    Claims that share a study share its cost: it is measured once.
+    Claims that share a study share its cost: it is measured once. "full only" is what --quick does not measure.
 
     \b
     Examples:
       normkit lab list
+      normkit lab list --full
       normkit lab list --json | jq '.[] | select(.seconds < 5).id'
     """
     settings = Settings(mode="full" if full else "quick")
@@ -55,7 +56,10 @@ def list_(full: Full = False, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(claims)
         return
-    rows = [[c["id"], ", ".join(map(str, c["sentences"])), seconds(c["seconds"]), c["title"]] for c in claims]
+    costs = ["full only" if c["full_only"] and not full else seconds(c["seconds"]) for c in claims]
+    rows = [
+        [c["id"], ", ".join(map(str, c["sentences"])), cost, c["title"]] for c, cost in zip(claims, costs, strict=True)
+    ]
     _print(table(["claim", "sentences", "cost", "title"], rows))
 
 
@@ -77,7 +81,8 @@ def run_(
     """Measure claims into a run folder, judge them, and keep its report up to date.
 
     Measurements that the folder has already are not made again, so a run that was stopped or killed goes on where
-    it was. The same claims, code and settings give the same bits, whatever --jobs is.
+    it was. The same claims, code and settings give the same bits, whatever --jobs is. Claims that take minutes are
+    measured with --full only; the plan names them.
 
     Exit codes: 0 done, 1 a claim fails (--strict), 2 wrong usage or something could not run, 130 interrupted.
 
@@ -97,6 +102,7 @@ def run_(
         text = load_corpus(corpus)
         mode = "full" if full else "quick"
         settings = Settings(mode, numbers, text.name, text.sha256, text.bytes, device)
+        _check_mode(chosen, settings, bool(claims))
         order = Order(chosen, settings, out or Path("runs") / mode, jobs or usable_cores(), force, language.language)
         if dry_run:
             _print_plan(order, as_json)
@@ -197,6 +203,18 @@ def _check_device(device: str) -> None:
         raise ValueError(f"--device {device!r} cannot be used here: {reason}. `normkit env` lists GPUs") from None
 
 
+def _check_mode(chosen: Sequence[tuple[Entry, str]], settings: Settings, named: bool) -> None:
+    """Say which of the claims asked for by name a quick run does not measure; refuse when that leaves none."""
+    left = [claim.id for claim, _ in chosen if claim.study is not None and claim.study.skipped(settings)]
+    if not (named and left):
+        return
+    are = "is" if len(left) == 1 else "are"
+    text = f"{', '.join(left)} {are} measured in a full run only: `normkit lab run {' '.join(left)} --full`"
+    if len(left) == len(chosen):
+        raise ValueError(f"nothing to measure in a quick run; {text}")
+    _note(text)
+
+
 def _watched(order: Order, language: Words) -> Result:
     """Run, with a bar on a terminal and plain lines anywhere else."""
     console = Console(stderr=True)
@@ -263,6 +281,7 @@ def _listed(module: str, claim: Entry, settings: Settings) -> dict[str, Any]:
         "seconds": round(plan.seconds(jobs=1), 2),
         "seeds": min(study.seeds, len(settings.seeds)) if study else 0,
         "study": study.id if study else None,
+        "full_only": bool(study and study.full_only),
         "mode": settings.mode,
     }
 

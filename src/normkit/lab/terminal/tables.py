@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from normkit.lab.language import Words
 from normkit.lab.numbers import number
-from normkit.lab.runs.judged import Judged, summary_of
+from normkit.lab.runs.judged import NOT_IN_QUICK, Judged, summary_of
 from normkit.lab.runs.plan import Plan
 
 
@@ -40,6 +40,8 @@ def seconds(value: float) -> str:
 
 def verdict(judged: Judged) -> str:
     """Return the verdict in English words, which `Words` translate."""
+    if judged.full_only:
+        return "full only"
     if judged.judgement is None:
         return "could not run" if judged.error else "not measured"
     return judged.judgement.verdict.value
@@ -55,6 +57,8 @@ def control(judged: Judged, words: Words) -> str:
 
 def told(judged: Judged, words: Words) -> str:
     """Return the measured result in a line, or the reason why there is none."""
+    if judged.full_only:
+        return words(NOT_IN_QUICK)
     return words.told(summary_of(judged)).text if judged.claim.study is not None else words.said(judged.claim).reason
 
 
@@ -79,6 +83,10 @@ def plan_table(plan: Plan) -> list[str]:
         ]
         for step in plan.steps
     ]
+    left: dict[str, list[str]] = {}
+    for claim in plan.full_only:
+        left.setdefault(claim.study.id, []).append(claim.id)
+    rows += [[", ".join(claims), study, "0", "0", "nothing: full only"] for study, claims in left.items()]
     rows += [[claim.id, "–", "0", "0", "nothing: not testable"] for claim in plan.untestable]
     return table(["claims", "study", "measurements", "cached", "to measure"], rows)
 
@@ -86,8 +94,9 @@ def plan_table(plan: Plan) -> list[str]:
 def plan_line(plan: Plan, jobs: int) -> str:
     """Return the plan in one sentence."""
     cached = plan.cells - len(plan.missing)
+    left = f" ({len(plan.full_only)} of them full only)" if plan.full_only else ""
     return (
-        f"{len(plan.claims)} claims, {plan.cells} measurements, {cached} of them cached; "
+        f"{len(plan.claims)} claims{left}, {plan.cells} measurements, {cached} of them cached; "
         f"about {seconds(plan.seconds(jobs))} of measuring with {jobs} worker{'s' if jobs > 1 else ''}"
     )
 
