@@ -1,0 +1,49 @@
+"""Where rows lie: three outer axes with a stride each and one along the row, all in elements and 64 bits wide."""
+
+# pyright: reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_at(i: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any) -> Any:
+    """The offset of row i of a tensor whose rows are numbered over (·, d1, d2)."""
+    i2 = i % d2
+    i1 = (i // d2) % d1
+    i0 = (i // d2) // d1
+    return i0.to(tl.int64) * s0 + i1.to(tl.int64) * s1 + i2.to(tl.int64) * s2
+
+
+@triton.jit
+def rows_at(i: Any, n: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any, PLAIN: tl.constexpr) -> Any:
+    """As `row_at`, of the rows i; PLAIN rows follow one another without gaps, which spares the divisions."""
+    if PLAIN:
+        offset = i.to(tl.int64) * n
+    else:
+        offset = row_at(i, d1, d2, s0, s1, s2)
+    return offset
+
+
+@triton.jit
+def parameter_at(i: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any, PLAIN: tl.constexpr) -> Any:
+    """As `rows_at`, of a parameter: PLAIN says that every row has the same."""
+    if PLAIN:
+        offset = i.to(tl.int64) * 0
+    else:
+        offset = row_at(i, d1, d2, s0, s1, s2)
+    return offset
+
+
+@triton.jit
+def along(cols: Any, step: Any, PLAIN: tl.constexpr) -> Any:
+    """The offsets of columns within a row."""
+    if PLAIN:
+        offset = cols.to(tl.int64)
+    else:
+        offset = cols.to(tl.int64) * step
+    return offset
