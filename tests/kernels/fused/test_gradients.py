@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import normkit as nk
+from fused import BACKEND
 from rows import FLOATS, adversarial, gradient_bounds, plain_norm, randn, row_depth, unit
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}
@@ -17,7 +18,7 @@ BF, HF, F = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(autouse=True)
 def on_the_kernels() -> Iterator[None]:
-    with nk.use("cpu"):
+    with nk.use(BACKEND):
         yield
 
 
@@ -123,7 +124,7 @@ def test_a_bad_row_stays_in_its_row_of_dx(kind: str):
 def test_parameters_that_broadcast_collect_what_they_touched(shape: tuple[int, ...]):
     x, w, dy = randn(4, 3, 40), randn(*shape, seed=1), randn(4, 3, 40, seed=2)
     one_row = w.numel() in (1, 40)
-    with nk.use("cpu" if one_row else "auto"):  # a gain per head or sample is the reference's to train
+    with nk.use(BACKEND if one_row else "auto"):  # a gain per head or sample is the reference's to train
         dx, dw = gradients(nk.TORCH_RMS_NORM, [x, w], dy)
     with nk.use("reference"):
         dx_, dw_ = gradients(nk.TORCH_RMS_NORM, [x, w], dy)
