@@ -11,8 +11,6 @@ writes dx and the partials: x and dy are read twice, which bounds it at 3/5 of a
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -21,7 +19,7 @@ from normkit.kernels.gpu.arithmetic import gain_of, rounded, value_of
 
 
 @triton.jit
-def _kept(kept: Any, i: Any, live: Any, CENTERED: tl.constexpr) -> Any:
+def _kept(kept: tl.tensor, i: tl.tensor, live: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
     """(mean, remainder, rstd, scale) of rows, as the forward stored them."""
     if CENTERED:
         at = kept + i.to(tl.int64) * 4
@@ -36,7 +34,7 @@ def _kept(kept: Any, i: Any, live: Any, CENTERED: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _weighed(dy: Any, w: Any, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> Any:  # fmt: skip
+def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> tl.tensor:  # fmt: skip
     """dy·γ."""
     g = dy
     if HAS_W:
@@ -45,7 +43,7 @@ def _weighed(dy: Any, w: Any, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.con
 
 
 @triton.jit
-def _gradient(g: Any, h: Any, a: Any, b: Any, rstd: Any, scale: Any, CENTERED: tl.constexpr) -> Any:
+def _gradient(g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
     """rstd·(g − a − x̂·b), and back to the row's own scale."""
     if CENTERED:
         g = g - a

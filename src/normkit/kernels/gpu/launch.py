@@ -28,23 +28,23 @@ class Launcher:
         warps: of a program.
     """
 
-    __slots__ = ("_compiled", "_constants", "_kernel", "_values", "_warps")
+    __slots__ = ("_compiled", "_values", "constants", "kernel", "warps")
 
     def __init__(self, kernel: Any, constants: dict[str, Any], warps: int) -> None:
-        self._kernel, self._constants, self._warps = kernel, constants, warps
+        self.kernel, self.constants, self.warps = kernel, constants, warps
         self._values = tuple(constants.values())
         self._compiled: dict[int, Any] = {}
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
         """Launch with Triton's own look at every argument."""
         if device.type == "cpu":
-            self._kernel[grid](*arguments, **self._constants)
+            self.kernel[grid](*arguments, **self.constants)
             return
         with torch.cuda.device(device):
             self._jit(grid, arguments)
 
     def _jit(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Any:
-        return self._kernel[grid](*arguments, **self._constants, num_warps=self._warps, enable_fp_fusion=False)
+        return self.kernel[grid](*arguments, **self.constants, num_warps=self.warps, enable_fp_fusion=False)
 
     def again(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
         """Launch where specialisation cannot differ from the first time: aligned addresses and the same integers.

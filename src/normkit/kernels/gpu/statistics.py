@@ -9,8 +9,6 @@ agree with those within the error bounds, not to the bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -18,7 +16,7 @@ from normkit.kernels.gpu.arithmetic import INFINITY, LARGE, SMALL, eps_scaled, i
 
 
 @triton.jit
-def _two_pass(v: Any, inside: Any, scale: Any, count: Any) -> Any:
+def _two_pass(v: tl.tensor, inside: tl.tensor, scale: tl.tensor, count: tl.tensor) -> tl.tensor:
     """(mean, remainder, variance, Σ d²) of v·scale along each row of a tile: the corrected two-pass."""
     u = v * scale[:, None]
     mean = tl.div_rn(tl.sum(u, 1), count)
@@ -31,8 +29,8 @@ def _two_pass(v: Any, inside: Any, scale: Any, count: Any) -> Any:
 
 @triton.jit
 def of_tile(
-    v: Any, inside: Any, n: Any, eps: Any, root_eps: Any, CENTERED: tl.constexpr, SUM: tl.constexpr
-) -> Any:
+    v: tl.tensor, inside: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, CENTERED: tl.constexpr, SUM: tl.constexpr
+) -> tl.tensor:
     """(mean, remainder, rstd, scale) of every row of a tile [rows, columns] with zeros where it is not inside.
 
     A row whose squares leave float32's range is rescaled by a power of two; its neighbours are then computed again
@@ -63,7 +61,7 @@ def of_tile(
 
 
 @triton.jit
-def _chunk(x: Any, step: Any, start: Any, n: Any, C: tl.constexpr) -> Any:
+def _chunk(x: tl.tensor, step: tl.tensor, start: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """(values as float32, which of them are inside the row) of C columns from ``start``; x points at the row."""
     cols = start + tl.arange(0, C)
     inside = cols < n
@@ -71,7 +69,7 @@ def _chunk(x: Any, step: Any, start: Any, n: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _peak(x: Any, step: Any, n: Any, C: tl.constexpr) -> Any:
+def _peak(x: tl.tensor, step: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Max |x| of a row, NaN passed over."""
     top = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -81,7 +79,7 @@ def _peak(x: Any, step: Any, n: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _squares(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
+def _squares(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Σ (x·scale)² of a row."""
     total = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -92,7 +90,7 @@ def _squares(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _two_pass_of_chunks(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
+def _two_pass_of_chunks(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """As `_two_pass`, of one row in chunks."""
     total = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -114,15 +112,15 @@ def _two_pass_of_chunks(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) 
 
 @triton.jit
 def of_chunks(
-    x: Any,
-    step: Any,
-    n: Any,
-    eps: Any,
-    root_eps: Any,
+    x: tl.tensor,
+    step: tl.tensor,
+    n: tl.tensor,
+    eps: tl.tensor,
+    root_eps: tl.tensor,
     C: tl.constexpr,
     CENTERED: tl.constexpr,
     SUM: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """(mean, remainder, rstd, scale) of one row that no tile holds, C columns at a time."""
     count, scale = n * 1.0, 1.0
     if SUM:
