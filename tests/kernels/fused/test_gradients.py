@@ -53,6 +53,13 @@ def test_gradients_lie_within_the_bound(kind: str, n: int, dtype: torch.dtype):
     held_to_float64(KINDS[kind], leaves, randn(70, n, seed=9, dtype=dtype))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_no_gpu_program_holds(kind: str):
+    n = 9001
+    leaves = [randn(*s, seed=i) for i, s in enumerate([(6, n), (n,), (n,)])]
+    held_to_float64(KINDS[kind], leaves, randn(6, n, seed=9))
+
+
 @pytest.mark.parametrize("rows", [1, 31, 33, 2049, 5000])
 def test_many_rows_add_up_in_partials(rows: int):
     leaves = [randn(*s, seed=i) for i, s in enumerate([(rows, 20), (20,), (20,)])]

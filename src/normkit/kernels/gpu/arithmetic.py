@@ -71,7 +71,9 @@ def finish(
 
 
 @triton.jit
-def value_of(v: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
+def value_of(
+    v: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr
+) -> tl.tensor:
     """The normalised value. The scale, 1 but for extreme rows, is a power of two: exact."""
     if CENTERED:
         return ((v * scale - mean) - remainder) * rstd

@@ -2,8 +2,8 @@
 
 With g = dy·γ and x̂ the normalised row, rms: dx = rstd·(g − x̂·mean(g·x̂)); layer: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
 
-Where a tile holds a row, x and dy are read once: a fixed number of programs walks over the tiles and keeps its partial in
-registers. Where none does, a first kernel takes both sums of each row and a second one, whose programs own columns,
+Where a tile holds a row, x and dy are read once: a fixed number of programs walks over the tiles and keeps its partial
+in registers. Where none does, a first kernel takes both sums of each row and a second one, whose programs own columns,
 writes dx and the partials: x and dy are read twice, which bounds it at 3/5 of a copy's rate.
 """
 
@@ -34,7 +34,9 @@ def _kept(kept: tl.tensor, i: tl.tensor, live: tl.tensor, CENTERED: tl.constexpr
 
 
 @triton.jit
-def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _weighed(
+    dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr
+) -> tl.tensor:  # fmt: skip
     """dy·γ."""
     g = dy
     if HAS_W:
@@ -43,7 +45,9 @@ def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, 
 
 
 @triton.jit
-def _gradient(g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
+def _gradient(
+    g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr
+) -> tl.tensor:
     """rstd·(g − a − x̂·b), and back to the row's own scale."""
     if CENTERED:
         g = g - a
@@ -160,7 +164,8 @@ def wide_backward(
     own = total_w
     if HAS_W and PLAIN:
         own = tl.load(w + cols, mask=inside, other=0.0).to(tl.float32)
-    for i in range(p, rows, tl.num_programs(1)):
+    for step in range(0, tl.cdiv(rows - p, tl.num_programs(1))):
+        i = p + step * tl.num_programs(1)
         at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN) + along(cols, x3, PLAIN)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN) + along(cols, g3, PLAIN)

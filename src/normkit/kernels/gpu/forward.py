@@ -1,4 +1,4 @@
-"""Row norms forward: with whole rows in registers, or chunk by chunk where no tile holds a row.
+"""Row norms forward, with whole rows in registers; `wide_forward` has those that no tile holds.
 
 The tensors of a call are x (or the sum s, where a residual is added), weight, bias, y, branch and residual; each comes
 with three outer strides and one along the row. PLAIN: all rows are contiguous and the parameters are one row.
@@ -13,17 +13,20 @@ import triton.language as tl
 
 from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
 from normkit.kernels.gpu.arithmetic import finish, value_of
-from normkit.kernels.gpu.statistics import of_chunks, of_tile
+from normkit.kernels.gpu.statistics import of_tile
 
 
 @triton.jit
-def _sum_of(a: tl.tensor, q: tl.tensor, alpha: tl.tensor, beta: tl.tensor) -> tl.tensor:
+def sum_of(a: tl.tensor, q: tl.tensor, alpha: tl.tensor, beta: tl.tensor) -> tl.tensor:
     """α·q + β·a, each operation rounded to float32."""
     return q.to(tl.float32) * alpha + a.to(tl.float32) * beta
 
 
 @triton.jit
-def _keep(kept: tl.tensor, rows: tl.tensor, inside: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:  # fmt: skip
+def keep(
+    kept: tl.tensor, rows: tl.tensor, inside: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor,
+    scale: tl.tensor, CENTERED: tl.constexpr,
+) -> None:  # fmt: skip
     """Store what a backward needs of each row."""
     if CENTERED:
         at = kept + rows.to(tl.int64) * 4
@@ -46,7 +49,7 @@ def held_forward(
     CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
 ):  # fmt: skip  # pyright: ignore
-    """A tile of ROWS rows a program: x is read once and y written once."""
+    """A tile of ROWS rows a program: x is read once, y written once. A cluster shares a tile if launched as one."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, C)
     live = i < rows
@@ -56,7 +59,7 @@ def held_forward(
         at = rows_at(i, n, d1, d2, a0, a1, a2, PLAIN)[:, None] + along(cols, a3, PLAIN)[None, :]
         branch = tl.load(a + at, mask=inside, other=0.0)
         at = rows_at(i, n, d1, d2, q0, q1, q2, PLAIN)[:, None] + along(cols, q3, PLAIN)[None, :]
-        s = _sum_of(branch, tl.load(q + at, mask=inside, other=0.0), alpha, beta).to(x.dtype.element_ty)
+        s = sum_of(branch, tl.load(q + at, mask=inside, other=0.0), alpha, beta).to(x.dtype.element_ty)
         tl.store(x + within, s, mask=inside)
         v = s.to(tl.float32)
         v = tl.where(inside, v, 0.0)  # α and β may be infinite, and 0·∞ is no zero
@@ -64,7 +67,7 @@ def held_forward(
         v = tl.load(x + within, mask=inside, other=0.0).to(tl.float32)
     mean, remainder, rstd, scale = of_tile(v, inside, n, eps, root_eps, CENTERED, SUM)
     if KEEP:
-        _keep(kept, i, live, mean, remainder, rstd, scale, CENTERED)
+        keep(kept, i, live, mean, remainder, rstd, scale, CENTERED)
     value = value_of(v, mean[:, None], remainder[:, None], rstd[:, None], scale[:, None], CENTERED)
     gain, shift = value, value
     if HAS_W:
@@ -82,48 +85,3 @@ def held_forward(
     value = finish(value, gain, shift, R, P, w.dtype.element_ty, HAS_W, HAS_B, FIRST, PLUS, PLUS_ROUNDED)
     at = rows_at(i, n, d1, d2, y0, y1, y2, PLAIN)[:, None] + along(cols, y3, PLAIN)[None, :]
     tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows", "d1", "d2"])
-def looped_forward(
-    x, w, b, y, a, q, kept, rows, n, eps, root_eps, alpha, beta, d1, d2,
-    x0, x1, x2, x3, w0, w1, w2, w3, b0, b1, b2, b3, y0, y1, y2, y3, a0, a1, a2, a3, q0, q1, q2, q3,
-    R: tl.constexpr, P: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr, PLAIN: tl.constexpr, KEEP: tl.constexpr, ADDED: tl.constexpr,
-    CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-    FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
-    """One row a program, C columns at a time; every reading but the first comes from the cache."""
-    i = tl.program_id(0)
-    x += rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)
-    w += parameter_at(i, d1, d2, w0, w1, w2, PLAIN)
-    b += parameter_at(i, d1, d2, b0, b1, b2, PLAIN)
-    y += rows_at(i, n, d1, d2, y0, y1, y2, PLAIN)
-    if ADDED:
-        a += rows_at(i, n, d1, d2, a0, a1, a2, PLAIN)
-        q += rows_at(i, n, d1, d2, q0, q1, q2, PLAIN)
-        for start in range(0, n, C):
-            cols = start + tl.arange(0, C)
-            inside = cols < n
-            branch = tl.load(a + along(cols, a3, PLAIN), mask=inside, other=0.0)
-            s = _sum_of(branch, tl.load(q + along(cols, q3, PLAIN), mask=inside, other=0.0), alpha, beta)
-            tl.store(x + along(cols, x3, PLAIN), s.to(x.dtype.element_ty), mask=inside)
-        tl.debug_barrier()  # the sum is read by other threads than those that wrote it
-    step = 1
-    if not PLAIN:
-        step = x3
-    mean, remainder, rstd, scale = of_chunks(x, step, n, eps, root_eps, C, CENTERED, SUM)
-    if KEEP:
-        _keep(kept, i, i < rows, mean, remainder, rstd, scale, CENTERED)
-    for start in range(0, n, C):
-        cols = start + tl.arange(0, C)
-        inside = cols < n
-        v = tl.load(x + along(cols, x3, PLAIN), mask=inside, other=0.0).to(tl.float32)
-        value = value_of(v, mean, remainder, rstd, scale, CENTERED)
-        gain, shift = value, value
-        if HAS_W:
-            gain = tl.load(w + along(cols, w3, PLAIN), mask=inside, other=0.0).to(tl.float32)
-        if HAS_B:
-            shift = tl.load(b + along(cols, b3, PLAIN), mask=inside, other=0.0).to(tl.float32)
-        value = finish(value, gain, shift, R, P, w.dtype.element_ty, HAS_W, HAS_B, FIRST, PLUS, PLUS_ROUNDED)
-        tl.store(y + along(cols, y3, PLAIN), value.to(y.dtype.element_ty), mask=inside)

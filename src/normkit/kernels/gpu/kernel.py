@@ -14,7 +14,8 @@ from normkit.kernels import layout
 from normkit.kernels.contract import Kernel, Request
 
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_COUNT = 2**31 - 1  # rows, and columns of a row: program numbers and columns are 32-bit, offsets 64-bit
+LARGEST_COUNT = 2**31 - 1  # rows: program numbers are 32-bit, offsets 64-bit
+LARGEST_WIDTH = 2**27  # so that the chunks of a row number fewer than a grid's second axis takes
 
 
 @lru_cache(maxsize=1)
@@ -78,8 +79,8 @@ def _refuses_rows(request: Request) -> str | None:
     width = 1
     for a in request.axes:
         width *= x.shape[a]
-    if max(width, x.numel() // width) > LARGEST_COUNT:
-        return f"more than {LARGEST_COUNT} rows or columns"
+    if width > LARGEST_WIDTH or x.numel() // width > LARGEST_COUNT:
+        return f"more than {LARGEST_WIDTH} columns or {LARGEST_COUNT} rows"
     return None
 
 
@@ -112,14 +113,33 @@ def add_forward(*args: Any, **kwargs: Any) -> Any:
 
 
 def backward(*args: Any, **kwargs: Any) -> Any:
-    """See `normkit.kernels.gpu.rows.backward`."""
-    from normkit.kernels.gpu import rows
+    """See `normkit.kernels.gpu.row_backward.backward`."""
+    from normkit.kernels.gpu import row_backward
 
-    return rows.backward(*args, **kwargs)
+    return row_backward.backward(*args, **kwargs)
+
+
+def quick(request: Request) -> Any:
+    """Return the forward for contiguous rows of these dtypes, with everything decided that can be."""
+    from normkit.kernels.gpu import contiguous
+
+    x, w, b = request.x, request.weight, request.bias
+    dtypes = x.dtype, None if w is None else w.dtype, None if b is None else b.dtype
+    return contiguous.forward_for(request.spec, *dtypes, x.device)
+
+
+def quick_add(request: Request) -> Any:
+    """As `quick`, of a residual add and norm."""
+    from normkit.kernels.gpu import contiguous
+
+    assert request.residual is not None
+    x, w, b = request.x, request.weight, request.bias
+    dtypes = x.dtype, request.residual.dtype, None if w is None else w.dtype, None if b is None else b.dtype
+    return contiguous.add_forward_for(request.spec, *dtypes, x.device)
 
 
 def _never(*_: Any, **__: Any) -> Any:
     raise AssertionError("refuses() lets no such request through")
 
 
-GPU = Kernel("gpu", refuses, forward, add_forward, backward, _never, _never, _never, _never)
+GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, _never, _never)

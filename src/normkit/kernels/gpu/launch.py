@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normkit.kernels.gpu.settings import clusters_wanted
+
 TYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 ALIGNMENT = 16  # bytes: what Triton asks of an address before it uses 128-bit loads and stores
 
@@ -26,14 +28,23 @@ class Launcher:
         kernel: the ``triton.jit`` function.
         constants: by name, in the order of the signature.
         warps: of a program.
+        ctas: multiprocessors that share a program's tile.
     """
 
-    __slots__ = ("_compiled", "_values", "constants", "kernel", "warps")
+    __slots__ = ("_compiled", "_options", "_values", "constants", "ctas", "kernel", "warps")
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int) -> None:
-        self.kernel, self.constants, self.warps = kernel, constants, warps
+    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int, ctas: int = 1) -> None:
+        self.kernel, self.constants, self.warps, self.ctas = kernel, constants, warps, ctas
+        self._options = options_of(warps, ctas)
         self._values = tuple(constants.values())
         self._compiled: dict[int, Any] = {}
+
+    def launch(self, same: bool, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
+        """Launch; ``same`` says that Triton would specialise as it did the first time."""
+        if same:
+            self.again(grid, arguments, device)
+        else:
+            self(grid, arguments, device)
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
         """Launch with Triton's own look at every argument."""
@@ -44,7 +55,7 @@ class Launcher:
             self._jit(grid, arguments)
 
     def _jit(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Any:
-        return self.kernel[grid](*arguments, **self.constants, num_warps=self.warps, enable_fp_fusion=False)
+        return self.kernel[grid](*arguments, **self.constants, **self._options)
 
     def again(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
         """Launch where specialisation cannot differ from the first time: aligned addresses and the same integers.
@@ -59,6 +70,12 @@ class Launcher:
             self._compiled[device.index] = self._jit(grid, arguments)
             return
         run_compiled(compiled, grid, (*arguments, *self._values), stream_of(device.index))
+
+
+def options_of(warps: int, ctas: int) -> dict[str, Any]:
+    """Return what the compiler is asked for: nothing is fused that the source does not fuse."""
+    options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": False}
+    return options | {"num_ctas": ctas} if ctas > 1 else options
 
 
 def run_compiled(compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], stream: int) -> None:
@@ -78,6 +95,14 @@ def aligned(*tensors: Tensor | None) -> bool:
         if t is not None:
             bits |= t.data_ptr()
     return bits % ALIGNMENT == 0
+
+
+@lru_cache(maxsize=16)
+def clusters_on(device: torch.device) -> bool:
+    """Say whether tiles are shared by clusters on this device: where that is wanted and the device has them."""
+    if not clusters_wanted():
+        return False
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @lru_cache(maxsize=16)

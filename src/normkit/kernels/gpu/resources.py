@@ -5,6 +5,7 @@ Example:
     >>> import torch
     >>> if find_spec("triton"):
     ...     from normkit.kernels.gpu import resources, rows
+    ...
     ...     x = torch.empty(8, 4096, dtype=torch.bfloat16)
     ...     call = lambda: rows.forward(x, nk.TORCH_RMS_NORM, None, None, axes=(1,), eps=1e-6)
     ...     [used] = resources.of(call)
@@ -28,7 +29,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from normkit.kernels.gpu.launch import ALIGNMENT, Launcher
+from normkit.kernels.gpu.launch import ALIGNMENT, Launcher, options_of
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 _NAMES |= {torch.bool: "i1", torch.uint8: "u8"}
@@ -41,6 +42,7 @@ class Launch:
     kernel: Any
     constants: dict[str, Any]
     warps: int
+    ctas: int
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
 
@@ -77,7 +79,7 @@ def launches(call: Callable[[], object]) -> list[Launch]:
     seen: list[Launch] = []
 
     def note(self: Launcher, grid: tuple[int, int, int], arguments: Sequence[Any], device: object) -> None:
-        seen.append(Launch(self.kernel, self.constants, self.warps, grid, tuple(arguments)))
+        seen.append(Launch(self.kernel, self.constants, self.warps, self.ctas, grid, tuple(arguments)))
 
     with patch.object(Launcher, "__call__", note), patch.object(Launcher, "again", note):
         call()
@@ -104,7 +106,9 @@ def _compiled(launch: Launch, capability: int) -> Resources:
     attributes: dict[tuple[int], list[list[object]]] = {}
     for i, name in enumerate(names):
         value = values[name]
-        if name in launch.constants or (value is not True and type(value) is int and value == 1 and name not in generic):
+        if name in launch.constants or (
+            value is not True and type(value) is int and value == 1 and name not in generic
+        ):
             signature[name], constants[i,] = "constexpr", value
             continue
         signature[name] = _type_of(value)
@@ -113,7 +117,7 @@ def _compiled(launch: Launch, capability: int) -> Resources:
             attributes[i,] = [["tt.divisibility", ALIGNMENT]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": False})
+    compiled = triton.compile(source, target=target, options=options_of(launch.warps, launch.ctas))
     usage = _usage(compiled.asm["cubin"])
     return Resources(launch.kernel.__name__, launch.warps, *usage, compiled.asm["ptx"])
 

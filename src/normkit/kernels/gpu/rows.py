@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import layout
-from normkit.kernels.gpu import backward as gradients
-from normkit.kernels.gpu import forward as norms
-from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, processors
-from normkit.kernels.gpu.settings import FOLD_BLOCK, FOLD_ROWS, backward_setting, forward_setting
+from normkit.kernels.gpu.forward import held_forward
+from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, clusters_on
+from normkit.kernels.gpu.settings import HELD_FORWARD, Setting, forward_setting
+from normkit.kernels.gpu.wide_forward import PART, apply_chunks, chunk_moments
 from normkit.kernels.rounding import HALVES, result_dtype
 from normkit.spec import NormSpec
 
-_ONES = (1, 1, 1, 1)  # strides of a plain launch, which reads none; Triton makes constants of ones
-_launchers: dict[Any, Any] = {}
+ONES = (1, 1, 1, 1)  # strides of a plain launch, which reads none; Triton makes constants of ones
+_launchers: dict[Any, Forward] = {}
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,22 @@ class Rows:
     plain: bool
 
 
-def lay_out(axes: Sequence[int], tensors: Sequence[Tensor | None], shape: Sequence[int], parameters: Sequence[int]) -> Rows | None:  # fmt: skip
+def contiguous_rows(x: Tensor, tensors: int) -> Rows:
+    """As `lay_out` of so many tensors, where rows are x's last axis and no tensor has gaps."""
+    width = x.shape[-1]
+    return Rows(x.numel() // width, width, 1, 1, (ONES,) * tensors, True)
+
+
+def lay_out(
+    axes: Sequence[int], tensors: Sequence[Tensor | None], shape: Sequence[int], parameters: Sequence[int]
+) -> Rows | None:
     """Fold the outer axes of tensors that share (or broadcast to) ``shape``; None where three do not suffice.
 
     ``parameters`` are the places among ``tensors`` of weight and bias, which a plain launch expects as one row.
     """
     width = math.prod([shape[a] for a in axes])
     if all(_is_plain(t, axes, shape, width, i in parameters) for i, t in enumerate(tensors)):
-        return Rows(math.prod(shape) // width, width, 1, 1, tuple(_ONES for _ in tensors), True)
+        return Rows(math.prod(shape) // width, width, 1, 1, tuple(ONES for _ in tensors), True)
     outer = [a for a in range(len(shape)) if a not in axes]
     views = [t if t is None or tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors]
     within = [1 if t is None else layout.row_stride(t, axes) for t in views]
@@ -76,7 +84,7 @@ def rounds_first(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> 
     return weight if spec.cast == "t5" and weight in HALVES else None
 
 
-def _conventions(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> dict[str, Any]:
+def conventions(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> dict[str, Any]:
     """Return the constants that a forward and its backward share, in the order of their signatures."""
     return {
         "CENTERED": spec.centered,
@@ -92,33 +100,56 @@ def _dtype(t: Tensor | None) -> torch.dtype | None:
     return None if t is None else t.dtype
 
 
-def _forward_launcher(
+@dataclass(frozen=True)
+class Forward:
+    """The kernels of a forward: one where tiles hold rows, else the moments of chunks before it."""
+
+    setting: Setting
+    run: Launcher
+    moments: Launcher | None
+
+
+def forward_of(
     spec: NormSpec,
     branch: torch.dtype,
-    stream: torch.dtype,
+    residual: torch.dtype | None,
     weight: torch.dtype | None,
     bias: torch.dtype | None,
     rows: Rows,
     keep: bool,
-    added: bool,
-) -> tuple[Launcher, int]:
-    """Return what to launch, and the rows of its tiles."""
-    key = (spec, branch, stream, weight, bias, rows.width, rows.plain, keep, added)
+    device: torch.device,
+) -> Forward:
+    """Return the kernels for these dtypes and rows of this width and layout."""
+    added = residual is not None
+    stream = branch if residual is None else torch.promote_types(branch, residual)
+    key = (spec, branch, residual, weight, bias, rows.width, rows.plain, keep, device)
     found = _launchers.get(key)
     if found is None:
-        setting = forward_setting(rows.width)
+        setting = forward_setting(rows.width, clusters_on(device))
         first = rounds_first(spec, branch, weight)
         between = torch.float32  # of the product, before the bias: a gain formed in float32 keeps it there
         if weight is not None and spec.weight != "one_plus":
             between = torch.promote_types(first or stream, weight)
-        shared = _conventions(spec, branch, weight)
-        constants: dict[str, Any] = {"R": TYPES[first or stream], "P": TYPES[between], "ROWS": setting.rows}
-        constants |= {"C": setting.block, "PLAIN": rows.plain, "KEEP": keep, "ADDED": added}
+        held = setting.block >= rows.width
+        shared = conventions(spec, branch, weight)
+        constants: dict[str, Any] = {"R": TYPES[first or stream], "P": TYPES[between]}
+        constants |= {"ROWS": setting.rows, "C": setting.block} if held else {"C": setting.block, "K": _chunks(rows)[1]}
+        constants |= {"PLAIN": rows.plain, "KEEP": keep} | ({"ADDED": added} if held else {})
         constants |= {k: shared[k] for k in ("CENTERED", "SUM", "HAS_W")} | {"HAS_B": bias is not None}
         constants |= {k: shared[k] for k in ("FIRST", "PLUS", "PLUS_ROUNDED")}
-        kernel = norms.held_forward if setting.block >= rows.width else norms.looped_forward
-        found = _launchers[key] = Launcher(kernel, constants, setting.warps), setting.rows
+        run = Launcher(held_forward if held else apply_chunks, constants, setting.warps, setting.ctas)
+        moments = None
+        if not held:
+            constants = {"C": setting.block, "PLAIN": rows.plain, "ADDED": added, "CENTERED": spec.centered}
+            moments = Launcher(chunk_moments, constants, setting.warps)
+        found = _launchers[key] = Forward(setting, run, moments)
     return found
+
+
+def _chunks(rows: Rows) -> tuple[int, int]:
+    """Return how many chunks a row has that no tile holds, and the next power of two."""
+    count = -(-rows.width // forward_setting(rows.width).block)
+    return count, 1 << (count - 1).bit_length()
 
 
 def forward(
@@ -137,14 +168,15 @@ def forward(
     if y is None:
         y = torch.empty(x.shape, dtype=result_dtype(spec, x.dtype, _dtype(weight), _dtype(bias)), device=x.device)
     rows = lay_out(axes, (x, weight, bias, y), x.shape, (1, 2))
-    if rows is None:  # an out= whose outer axes do not fold with x's to three
+    if rows is None or (out is not None and rows.width > HELD_FORWARD):
+        # An out= whose outer axes do not fold with x's to three, or that chunks of a wide row may not write over x.
         assert out is not None, "refuses() let through what cannot be laid out"
         fresh, kept = forward(x, spec, weight, bias, axes=axes, eps=eps, keep=keep)
         return out.copy_(fresh), kept
     kept = new_statistics(spec, rows.count, x.device) if keep else None
-    run, tile = _forward_launcher(spec, x.dtype, x.dtype, _dtype(weight), _dtype(bias), rows, keep, False)
-    steps = (*rows.steps, _ONES, _ONES)
-    _launch(run, tile, rows, (x, weight, bias, y, None, None, kept), steps, (eps, math.sqrt(eps), 1.0, 1.0))
+    kernels = forward_of(spec, x.dtype, None, _dtype(weight), _dtype(bias), rows, keep, x.device)
+    steps = (*rows.steps, ONES, ONES)
+    launch(kernels, rows, (x, weight, bias, y, None, None), kept, steps, eps, 1.0, 1.0)
     return y, kept
 
 
@@ -167,152 +199,48 @@ def add_forward(
     y_dtype = result_dtype(spec, x.dtype, _dtype(weight), _dtype(bias))
     y, s = out or (torch.empty(x.shape, dtype=d, device=x.device) for d in (y_dtype, stream))
     rows = lay_out(axes, (s, weight, bias, y, x, residual), x.shape, (1, 2))
-    if rows is None:  # an out= whose outer axes do not fold with x's to three
+    if rows is None or (out is not None and rows.width > HELD_FORWARD):
         assert out is not None, "refuses() let through what cannot be laid out"
         fresh = add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, keep=keep)
         return y.copy_(fresh[0]), s.copy_(fresh[1]), fresh[2]
     kept = new_statistics(spec, rows.count, x.device) if keep else None
-    run, tile = _forward_launcher(spec, x.dtype, stream, _dtype(weight), _dtype(bias), rows, keep, True)
-    _launch(run, tile, rows, (s, weight, bias, y, x, residual, kept), rows.steps, (eps, math.sqrt(eps), alpha, beta))
+    kernels = forward_of(spec, x.dtype, residual.dtype, _dtype(weight), _dtype(bias), rows, keep, x.device)
+    launch(kernels, rows, (s, weight, bias, y, x, residual), kept, rows.steps, eps, alpha, beta)
     return y, s, kept
 
 
-def _launch(
-    run: Launcher,
-    tile: int,
+def launch(
+    kernels: Forward,
     rows: Rows,
     tensors: tuple[Tensor | None, ...],
+    kept: Tensor | None,
     steps: tuple[tuple[int, ...], ...],
-    numbers: tuple[float, ...],
+    eps: float,
+    alpha: float,
+    beta: float,
 ) -> None:
     """Run a forward over its rows; a tensor that is missing is never read, and x stands in its place."""
     x = tensors[0]
     assert x is not None
-    arguments: list[Any] = [x if t is None else t for t in tensors]
-    arguments += [rows.count, rows.width, *numbers, rows.d1, rows.d2]
-    for step in steps:
-        arguments += step
-    grid = (-(-rows.count // tile), 1, 1)
-    (run.again if rows.plain and aligned(*tensors) else run)(grid, arguments, x.device)
+    given: list[Any] = [x if t is None else t for t in tensors]
+    saved = x if kept is None else kept
+    fast = rows.plain and aligned(*tensors)
+    outer = (rows.d1, rows.d2)
+    if kernels.moments is None:
+        arguments = [*given, saved, rows.count, rows.width, eps, math.sqrt(eps), alpha, beta, *outer]
+        arguments += [s for step in steps for s in step]
+        grid = (-(-rows.count // kernels.setting.rows), 1, 1)
+        kernels.run.launch(fast, grid, arguments, x.device)
+        return
+    chunks, _ = _chunks(rows)
+    parts = torch.empty(rows.count, chunks, PART.value, dtype=torch.float32, device=x.device)
+    arguments = [x, *given[4:], parts, rows.count, rows.width, alpha, beta, *outer, *steps[0], *steps[4], *steps[5]]
+    kernels.moments.launch(fast, (rows.count, chunks, 1), arguments, x.device)
+    arguments = [*given[:4], parts, saved, rows.count, rows.width, eps, math.sqrt(eps), *outer]
+    arguments += [s for step in steps[:4] for s in step]
+    kernels.run.launch(fast, (rows.count, chunks, 1), arguments, x.device)
 
 
 def new_statistics(spec: NormSpec, count: int, device: torch.device) -> Tensor:
     """Return room for (rstd, scale) of each row, centred (mean, remainder, rstd, scale)."""
     return torch.empty(count, 4 if spec.centered else 2, dtype=torch.float32, device=device)
-
-
-def backward(
-    x: Tensor,
-    spec: NormSpec,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    dy: Tensor,
-    stats: Tensor,
-    *,
-    axes: tuple[int, ...],
-    wanted: tuple[bool, bool, bool],
-    extra: Tensor | None = None,
-    target: torch.dtype | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dx, dw, db), None where not wanted; ``extra`` is added to dx before it is rounded.
-
-    ``target`` is the dtype that the forward rounded to, where that is not x's.
-    """
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if wanted[0] else None
-    rows = lay_out(axes, (x, weight, dy, dx, extra), x.shape, (1,))
-    if rows is None:  # upstream gradients whose outer axes do not fold with x's to three
-        dy, extra = dy.contiguous(), None if extra is None else extra.contiguous()
-        rows = lay_out(axes, (x, weight, dy, dx, extra), x.shape, (1,))
-    assert rows is not None, "refuses() let through what cannot be laid out"
-    key = (spec, x.dtype, target, _dtype(weight), rows.width, rows.plain, extra is None, wanted)
-    found = _launchers.get(key)
-    if found is None:
-        found = _launchers[key] = _backward_launchers(spec, target or x.dtype, _dtype(weight), rows, extra, wanted)
-    dw, db = _run_backward(found, rows, (x, weight, dy, dx, extra), stats, wanted)
-    shape = [x.shape[a] if a in axes else 1 for a in range(x.dim())]
-    return dx, _folded(dw, weight, shape), _folded(db, bias, shape)
-
-
-def _backward_launchers(
-    spec: NormSpec,
-    target: torch.dtype,
-    weight: torch.dtype | None,
-    rows: Rows,
-    extra: Tensor | None,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Launcher | None, Launcher]:
-    """Return the kernel of row sums, where rows are wider than a tile, and the one that writes gradients."""
-    setting = backward_setting(rows.width)
-    held = setting.block >= rows.width
-    shared = _conventions(spec, target, weight)
-    first = rounds_first(spec, target, weight)
-    sums = None
-    if not held:
-        names = ("CENTERED", "SUM", "HAS_W", "PLUS", "PLUS_ROUNDED")
-        constants = {"C": setting.block, "PLAIN": rows.plain} | {k: shared[k] for k in names}
-        sums = Launcher(gradients.row_sums, constants, setting.warps)
-    constants = {"R": TYPES[first or target]} | ({"ROWS": setting.rows} if held else {})
-    constants |= {"C": setting.block, "PLAIN": rows.plain, "ADDED": extra is not None}
-    names = ("CENTERED", "SUM", "HAS_W") if held else ("CENTERED", "HAS_W")
-    constants |= {k: shared[k] for k in (*names, "FIRST", "PLUS", "PLUS_ROUNDED")}
-    constants |= dict(zip(("WANT_X", "WANT_W", "WANT_B"), wanted, strict=True))
-    kernel = gradients.held_backward if held else gradients.wide_backward
-    return sums, Launcher(kernel, constants, setting.warps)
-
-
-def _run_backward(
-    launchers: tuple[Launcher | None, Launcher],
-    rows: Rows,
-    tensors: tuple[Tensor | None, ...],
-    stats: Tensor,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the float32 partials for weight and bias."""
-    x = tensors[0]
-    assert x is not None
-    setting = backward_setting(rows.width)
-    tiles = -(-rows.count // setting.rows)
-    walkers = min(tiles, processors(x.device) * setting.programs) if wanted[1] or wanted[2] else tiles
-    dw = torch.empty(walkers, rows.width, dtype=torch.float32, device=x.device) if wanted[1] else None
-    db = torch.empty(walkers, rows.width, dtype=torch.float32, device=x.device) if wanted[2] else None
-    given: list[Any] = [x if t is None else t for t in tensors]
-    steps = [s for step in rows.steps for s in step]
-    sums, gradient = launchers
-    fast = rows.plain and aligned(*tensors)
-    if sums is None:
-        arguments = [*given, stats, dw if dw is not None else x, db if db is not None else x]
-        arguments += [rows.count, tiles, rows.width, rows.d1, rows.d2, *steps]
-        (gradient.again if fast else gradient)((walkers, 1, 1), arguments, x.device)
-        return dw, db
-    both = torch.empty(rows.count, 2, dtype=torch.float32, device=x.device)
-    if wanted[0]:
-        arguments = [*given[:3], stats, both, rows.count, rows.width, rows.d1, rows.d2, *steps[:12]]
-        (sums.again if fast else sums)((rows.count, 1, 1), arguments, x.device)
-    arguments = [*given, stats, both, dw if dw is not None else x, db if db is not None else x]
-    arguments += [rows.count, rows.width, rows.d1, rows.d2, *steps]
-    grid = (-(-rows.width // setting.block), walkers, 1)
-    (gradient.again if fast else gradient)(grid, arguments, x.device)
-    return dw, db
-
-
-_fold = Launcher(gradients.fold_partials, {"K": FOLD_ROWS, "C": FOLD_BLOCK}, 4)
-
-
-def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Add partials in an order that their number decides, and round the sum once."""
-    count, width = parts.shape
-    if count == 1 and dtype == torch.float32:
-        return parts[0]
-    total = torch.empty(width, dtype=dtype, device=parts.device)
-    _fold((-(-width // FOLD_BLOCK), 1, 1), (parts, total, count, width), parts.device)
-    return total
-
-
-def _folded(parts: Tensor | None, p: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """Return the gradient of ``p`` from partials over the elements of ``shape``, to which p broadcasts."""
-    if parts is None or p is None:
-        return None
-    if p.numel() == parts.shape[1]:
-        return fold(parts, p.dtype).view(p.shape)
-    # A parameter that broadcasts along the row (a scalar gain) collects the row's sum.
-    return fold(parts, torch.float32).view(tuple(shape)).sum_to_size(p.shape).to(p.dtype)
