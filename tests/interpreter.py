@@ -1,7 +1,7 @@
 """Triton's interpreter, made to round as a GPU does.
 
-It cuts bfloat16 off where hardware rounds to nearest, ties to even, and rounds between the product and the sum of a fused
-multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit.
+It cuts bfloat16 off where hardware rounds to nearest, ties to even, and before 3.9 rounds between the product and the sum
+of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit.
 """
 
 from __future__ import annotations
