@@ -94,10 +94,11 @@ def of(call: Callable[[], object], capability: int = 90) -> list[Resources]:
     """
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: Triton compiles nothing; run without it")
-    return [_compiled(launch, capability) for launch in launches(call)]
+    return [compiled(launch, capability) for launch in launches(call)]
 
 
-def _compiled(launch: Launch, capability: int) -> Resources:
+def compiled(launch: Launch, capability: int) -> Resources:
+    """Compile one launch for a CUDA target, and return what it uses."""
     names = launch.kernel.arg_names
     values = dict(zip(names, launch.arguments, strict=False)) | launch.constants
     generic = {p.name for p in launch.kernel.params if p.do_not_specialize}
@@ -117,9 +118,9 @@ def _compiled(launch: Launch, capability: int) -> Resources:
             attributes[i,] = [["tt.divisibility", ALIGNMENT]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
-    compiled = triton.compile(source, target=target, options=options_of(launch.warps, launch.ctas))
-    usage = _usage(compiled.asm["cubin"])
-    return Resources(launch.kernel.__name__, launch.warps, *usage, compiled.asm["ptx"])
+    program = triton.compile(source, target=target, options=options_of(launch.warps, launch.ctas))
+    usage = _usage(program.asm["cubin"])
+    return Resources(launch.kernel.__name__, launch.warps, *usage, program.asm["ptx"])
 
 
 def _type_of(value: Any) -> str:
