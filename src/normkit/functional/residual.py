@@ -10,7 +10,7 @@ from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
 from normkit.functional.rows import check_out, check_parameters, dtype_of_result
 from normkit.ops.outputs import overlap, shares_itself
 from normkit.ops.residual import add_normalize, quick_add
-from normkit.ops.watch import plain, watched
+from normkit.ops.watch import ordinary, watched
 from normkit.spec import NormSpec
 
 
@@ -166,5 +166,5 @@ def _check_outs(
     check_out(s, stream, (residual, None, None), name, "out[1] (s)")
     if any(map(shares_itself, out)):
         raise ValueError(f"{name}: out must hold every element once, got an expanded tensor")
-    if not watched() and plain(y) and plain(s) and overlap(y, s):
+    if not watched() and ordinary(y) and ordinary(s) and overlap(y, s):
         raise ValueError(f"{name}: out must be two tensors that share no memory, got y and s that do")

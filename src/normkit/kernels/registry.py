@@ -16,7 +16,7 @@ from typing import Any
 
 from normkit.kernels.contract import Kernel, Request
 
-BACKENDS = ("auto", "reference", "cpu")
+BACKENDS = ("auto", "reference", "cpu", "gpu")
 
 
 def _never(*_: Any, **__: Any) -> Any:
@@ -85,7 +85,7 @@ def use(backend: str | None = None, *, batch_invariant: bool | None = None) -> G
 
     Args:
         backend: ``"auto"`` the fastest kernel that takes a call, the reference otherwise; ``"reference"`` plain PyTorch
-            operators; ``"cpu"`` the fused CPU kernels or an error that says why they cannot.
+            operators; ``"cpu"`` or ``"gpu"`` these fused kernels, or an error that says why they cannot.
         batch_invariant: True: the bits of a row of y, and of dx, depend on that row alone, not on how many rows there
             are, where it stands, strides or threads. The fused kernels keep that; the reference and compiled code do
             not. So a fused kernel runs, or an error says why it cannot. Under ``torch.compile`` and dispatch modes
@@ -131,8 +131,9 @@ def use(backend: str | None = None, *, batch_invariant: bool | None = None) -> G
 @lru_cache(maxsize=1)
 def _kernels() -> tuple[Kernel, ...]:
     from normkit.kernels.cpu.kernel import CPU  # not before it is needed, and where a digest of our imports finds it
+    from normkit.kernels.gpu.kernel import GPU
 
-    return (CPU,)
+    return (CPU, GPU)
 
 
 def check_reference(why: str) -> None:

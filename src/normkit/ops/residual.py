@@ -17,7 +17,7 @@ from normkit.ops import telling
 from normkit.ops.outputs import may_fill_both, may_write_both
 from normkit.ops.rows import LARGEST_EPS, is_row
 from normkit.ops.through import scaled, through_reference
-from normkit.ops.watch import choose, is_dtensor, needs_grad, plain, watched
+from normkit.ops.watch import choose, is_dtensor, needs_grad, ordinary, plain, side_by_side, watched
 from normkit.spec import NormSpec
 
 
@@ -122,14 +122,19 @@ def quick_add(
         or registry.backend() != "auto"
     ):
         return None
-    if not 0.0 <= eps < LARGEST_EPS or not (plain(x) and plain(residual) and plain(weight) and plain(bias)):
+    if not 0.0 <= eps < LARGEST_EPS:
         return None
+    device = None
+    if not (plain(x) and plain(residual) and plain(weight) and plain(bias)):
+        device = side_by_side(x, residual, weight, bias) if x.is_cuda else None
+        if device is None:
+            return None
     if x.shape != residual.shape or not (x.is_contiguous() and residual.is_contiguous()) or not x.numel():
         return None
     if not (x.dim() and is_row(weight, x.shape[-1]) and is_row(bias, x.shape[-1])):
         return None
     dtypes = x.dtype, residual.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype
-    found = _quick.get((spec, dtypes))
+    found = _quick.get((spec, dtypes, device))
     if found is None:
         if spec.gate != "none" or (spec.weight == "none" and weight is not None):
             return None
@@ -137,7 +142,7 @@ def quick_add(
         kernel = registry.choose(request).kernel
         if kernel is REFERENCE:
             return None
-        found = _quick[spec, dtypes] = (kernel, kernel.quick_add(request))
+        found = _quick[spec, dtypes, device] = (kernel, kernel.quick_add(request))
     kernel, run = found
     if out is not None:
         if not _may_take(out, x, residual, weight, bias, spec):
@@ -158,7 +163,9 @@ def _may_take(
     if type(out) is not tuple or len(out) != 2:
         return False
     y, s = out
-    if not (type(y) is Tensor and type(s) is Tensor and plain(y) and plain(s)):
+    if not (
+        type(y) is Tensor and type(s) is Tensor and ordinary(y) and ordinary(s) and y.device == s.device == x.device
+    ):
         return False
     if needs_grad(x, residual, weight, bias) or (torch.is_grad_enabled() and (y.requires_grad or s.requires_grad)):
         return False
@@ -236,7 +243,7 @@ class _AddNorm(torch.autograd.Function):
         want_s = want_x or want_residual
         total, dw, db = ds, None, None
         if dy is not None:
-            if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, ds, s, weight))):
+            if torch.is_grad_enabled() or watched() or not all(map(ordinary, (dy, ds, s, weight))):
                 through, dw, db = through_reference(
                     ctx, (s, weight, bias), (want_s, want_w, want_b), dy, out_dtype=dtype_x
                 )

@@ -16,7 +16,7 @@ from normkit.kernels.rounding import result_dtype
 from normkit.ops import telling
 from normkit.ops.outputs import may_fill, may_write
 from normkit.ops.through import through_reference
-from normkit.ops.watch import choose, is_dtensor, needs_grad, plain, watched
+from normkit.ops.watch import choose, is_dtensor, needs_grad, ordinary, plain, side_by_side, watched
 from normkit.spec import NormSpec
 
 
@@ -70,12 +70,17 @@ def quick(
     """
     if watched() or type(eps) is not float or not 0.0 <= eps < LARGEST_EPS or registry.backend() != "auto":
         return None
-    if not (plain(x) and plain(weight) and plain(bias)) or not x.is_contiguous() or not x.dim():
+    device = None
+    if not (plain(x) and plain(weight) and plain(bias)):
+        device = side_by_side(x, weight, bias) if x.is_cuda else None
+        if device is None:
+            return None
+    if not x.is_contiguous() or not x.dim():
         return None
     width = x.shape[-1]
     if not (is_row(weight, width) and is_row(bias, width)):
         return None
-    key = (spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    key = (spec, x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype, device)
     found = _quick.get(key)
     if found is None:
         if spec.gate != "none" or (spec.weight == "none" and weight is not None):
@@ -92,8 +97,14 @@ def quick(
         return _Norm.apply(x, weight, bias, spec, (x.dim() - 1,), eps, kernel, run)  # type: ignore[no-any-return]
     if out is None:
         return run(x, weight, bias, eps, None, False)[0]  # type: ignore[no-any-return]
-    dtype = result_dtype(spec, *key[1:])
-    if not plain(out) or out.dtype != dtype or out.shape != x.shape or not out.is_contiguous():
+    dtype = result_dtype(spec, *key[1:4])
+    if (
+        not ordinary(out)
+        or out.device != x.device
+        or out.dtype != dtype
+        or out.shape != x.shape
+        or not out.is_contiguous()
+    ):
         return None
     if (out.requires_grad and torch.is_grad_enabled()) or not may_fill(out, x, weight, bias):
         return None
@@ -119,8 +130,10 @@ class Known:
 
 
 def known(x: Tensor, weight: Tensor, bias: Tensor | None, eps: object, spec: NormSpec) -> Known | None:
-    """Return what there is to remember after `quick` has answered."""
-    found = _quick.get((spec, x.dtype, weight.dtype, None if bias is None else bias.dtype))
+    """Return what there is to remember after `quick` has answered; of a GPU nothing, as `recall` runs on the CPU."""
+    if x.is_cuda:
+        return None
+    found = _quick.get((spec, x.dtype, weight.dtype, None if bias is None else bias.dtype, None))
     return None if found is None else Known(x, weight, bias, eps, spec, found[1])
 
 
@@ -184,7 +197,7 @@ class _Norm(torch.autograd.Function):
         (dy,) = gradients
         x, weight, bias, stats = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled() or watched() or not all(map(plain, (dy, x, weight))):
+        if torch.is_grad_enabled() or watched() or not all(map(ordinary, (dy, x, weight))):
             grads = through_reference(ctx, (x, weight, bias), wanted, dy)
         else:
             grads = ctx.kernel.backward(x, ctx.spec, weight, bias, dy, stats, axes=ctx.axes, wanted=wanted)

@@ -57,6 +57,37 @@ def plain(t: Tensor | None) -> bool:
     return (kind is Tensor or kind is Parameter) and _keys_of(t).raw_repr() in (_known or _learn())
 
 
+_known_elsewhere: dict[str, frozenset[int]] = {}
+
+
+def _learn_elsewhere(device: torch.device) -> frozenset[int]:
+    keys: set[int] = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            keys.add(_keys_of(torch.empty(0, device=device)).raw_repr())
+    _known_elsewhere[device.type] = frozenset(keys)
+    return _known_elsewhere[device.type]
+
+
+def ordinary(t: Tensor | None) -> bool:
+    """As `plain`, on a CPU or a GPU."""
+    if t is None or plain(t):
+        return True
+    kind = type(t)
+    if (kind is not Tensor and kind is not Parameter) or not t.is_cuda:
+        return False
+    return _keys_of(t).raw_repr() in (_known_elsewhere.get("cuda") or _learn_elsewhere(t.device))
+
+
+def side_by_side(x: Tensor, *others: Tensor | None) -> torch.device | None:
+    """Return the device of ordinary tensors that all lie there, None where they are not such."""
+    device = x.device
+    for t in (x, *others):
+        if t is not None and (t.device != device or not ordinary(t)):
+            return None
+    return device
+
+
 def is_dtensor(x: Tensor) -> bool:
     """Say whether x is a DTensor that eager code works on; a compiler gets the reference, which it partitions."""
     if type(x) is Tensor or "torch.distributed.tensor" not in sys.modules:
@@ -73,7 +104,7 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def choose(request: Request, *tensors: Tensor | None) -> Kernel:
     """Return the kernel for a request; only ordinary tensors have memory that a kernel may touch."""
-    if all(map(plain, tensors)):
+    if all(map(ordinary, tensors)):
         return registry.choose(request).kernel
-    registry.check_reference("a tensor is no ordinary CPU tensor with memory")
+    registry.check_reference("a tensor is no ordinary CPU or CUDA tensor with memory")
     return REFERENCE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu import layout
+from normkit.kernels import layout
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu import layout, pool
+from normkit.kernels import layout
+from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.objects import addresses_of
 from normkit.kernels.rounding import HALVES
 from normkit.spec import NormSpec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import normkit as nk
-from normkit.kernels.cpu.layout import fold, row_stride
+from normkit.kernels.layout import fold, row_stride
 from rows import randn
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}

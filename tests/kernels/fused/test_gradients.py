@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import normkit as nk
+from fused import BACKEND
 from rows import FLOATS, adversarial, gradient_bounds, plain_norm, randn, row_depth, unit
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}
@@ -17,7 +18,7 @@ BF, HF, F = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(autouse=True)
 def on_the_kernels() -> Iterator[None]:
-    with nk.use("cpu"):
+    with nk.use(BACKEND):
         yield
 
 
@@ -50,6 +51,13 @@ def held_to_float64(spec: nk.NormSpec, leaves: list[Tensor], dy: Tensor, first: 
 def test_gradients_lie_within_the_bound(kind: str, n: int, dtype: torch.dtype):
     leaves = [randn(*s, seed=i, dtype=dtype) for i, s in enumerate([(70, n), (n,), (n,)])]
     held_to_float64(KINDS[kind], leaves, randn(70, n, seed=9, dtype=dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_no_gpu_program_holds(kind: str):
+    n = 9001
+    leaves = [randn(*s, seed=i) for i, s in enumerate([(6, n), (n,), (n,)])]
+    held_to_float64(KINDS[kind], leaves, randn(6, n, seed=9))
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 2049, 5000])
@@ -123,7 +131,7 @@ def test_a_bad_row_stays_in_its_row_of_dx(kind: str):
 def test_parameters_that_broadcast_collect_what_they_touched(shape: tuple[int, ...]):
     x, w, dy = randn(4, 3, 40), randn(*shape, seed=1), randn(4, 3, 40, seed=2)
     one_row = w.numel() in (1, 40)
-    with nk.use("cpu" if one_row else "auto"):  # a gain per head or sample is the reference's to train
+    with nk.use(BACKEND if one_row else "auto"):  # a gain per head or sample is the reference's to train
         dx, dw = gradients(nk.TORCH_RMS_NORM, [x, w], dy)
     with nk.use("reference"):
         dx_, dw_ = gradients(nk.TORCH_RMS_NORM, [x, w], dy)

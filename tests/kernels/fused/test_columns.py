@@ -12,6 +12,7 @@ from torch import Tensor
 
 import normkit as nk
 from columns import Case
+from fused import BACKEND
 from normkit.kernels.cpu import pool
 from rows import randn
 
@@ -24,7 +25,7 @@ def on_the_kernels() -> Iterator[None]:
     """Nothing but kernels, and fresh memory full of NaN, so that what they leave out shows."""
     threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
-    with nk.use("cpu"):
+    with nk.use(BACKEND):
         yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import normkit as nk
+from fused import BACKEND
 from gates import gate_of, true_gradients
 from normkit.kernels.cpu.kernel import CPU
 from rows import adversarial, plain_norm, randn, unit
@@ -23,7 +24,7 @@ PLACES = {"after": AFTER, "first": FIRST}
 @pytest.fixture(autouse=True)
 def on_the_kernels() -> Iterator[None]:
     threads = torch.get_num_threads()
-    with nk.use("cpu"):
+    with nk.use(BACKEND):
         yield
     torch.set_num_threads(threads)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import deterministic
 
 import normkit as nk
+from fused import BACKEND
 from gates import true_gated
 from rows import adversarial, randn
 
@@ -26,7 +27,7 @@ def on_the_kernels() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     filled, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, True
     try:
-        with nk.use("cpu"):
+        with nk.use(BACKEND):
             yield
     finally:
         torch.use_deterministic_algorithms(False)

@@ -1,0 +1,113 @@
+"""Launching: what Triton compiled once is called again without asking Triton.
+
+`kernel[grid](…)` binds, specialises and hashes forty arguments on every call. Where all that it would look at is known
+(contiguous rows of one width, every address a multiple of 16) the compiled kernel is kept and its launcher called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normkit.kernels.gpu.settings import clusters_wanted
+
+TYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+ALIGNMENT = 16  # bytes: what Triton asks of an address before it uses 128-bit loads and stores
+
+
+class Launcher:
+    """A kernel with its constants, which come last in its signature.
+
+    Args:
+        kernel: the ``triton.jit`` function.
+        constants: by name, in the order of the signature.
+        warps: of a program.
+        ctas: multiprocessors that share a program's tile.
+    """
+
+    __slots__ = ("_compiled", "_options", "_values", "constants", "ctas", "kernel", "warps")
+
+    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int, ctas: int = 1) -> None:
+        self.kernel, self.constants, self.warps, self.ctas = kernel, constants, warps, ctas
+        self._options = options_of(warps, ctas)
+        self._values = tuple(constants.values())
+        self._compiled: dict[int, Any] = {}
+
+    def launch(self, same: bool, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
+        """Launch; ``same`` says that Triton would specialise as it did the first time."""
+        if same:
+            self.again(grid, arguments, device)
+        else:
+            self(grid, arguments, device)
+
+    def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
+        """Launch with Triton's own look at every argument."""
+        if device.type == "cpu":
+            self.kernel[grid](*arguments, **self.constants)
+            return
+        with torch.cuda.device(device):
+            self._jit(grid, arguments)
+
+    def _jit(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Any:
+        return self.kernel[grid](*arguments, **self.constants, **self._options)
+
+    def again(self, grid: tuple[int, int, int], arguments: Sequence[Any], device: torch.device) -> None:
+        """Launch where specialisation cannot differ from the first time: aligned addresses and the same integers.
+
+        Under the interpreter, on another than the current device and under a profiler's hooks it is the long way.
+        """
+        if device.type == "cpu" or device.index != torch.cuda.current_device():
+            self(grid, arguments, device)
+            return
+        compiled = self._compiled.get(device.index)
+        if compiled is None:
+            self._compiled[device.index] = self._jit(grid, arguments)
+            return
+        run_compiled(compiled, grid, (*arguments, *self._values), stream_of(device.index))
+
+
+def options_of(warps: int, ctas: int) -> dict[str, Any]:
+    """Return what the compiler is asked for: nothing is fused that the source does not fuse."""
+    options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": False}
+    return options | {"num_ctas": ctas} if ctas > 1 else options
+
+
+def run_compiled(compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], stream: int) -> None:
+    """Call a compiled kernel's launcher; hooks of a profiler are told as Triton would tell them."""
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    metadata = compiled.launch_metadata(grid, stream, *arguments)
+    compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, metadata, enter, leave, *arguments)
+
+
+stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # pyright: ignore[reportPrivateUsage]
+
+
+def aligned(*tensors: Tensor | None) -> bool:
+    """Say whether every address is a multiple of 16."""
+    bits = 0
+    for t in tensors:
+        if t is not None:
+            bits |= t.data_ptr()
+    return bits % ALIGNMENT == 0
+
+
+@lru_cache(maxsize=16)
+def clusters_on(device: torch.device) -> bool:
+    """Say whether tiles are shared by clusters on this device: where that is wanted and the device has them."""
+    if not clusters_wanted():
+        return False
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors; four under the interpreter, so that partials are many."""
+    if device.type == "cpu":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

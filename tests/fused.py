@@ -1,0 +1,8 @@
+"""Which fused kernels a test run holds to the truth: the CPU's, or with TRITON_INTERPRET=1 the GPU's, interpreted."""
+
+from __future__ import annotations
+
+import os
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+BACKEND = "gpu" if INTERPRETED else "cpu"
