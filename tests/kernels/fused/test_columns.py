@@ -12,8 +12,7 @@ from torch import Tensor
 
 import normkit as nk
 from columns import Case
-from fused import BACKEND
-from normkit.kernels.cpu import pool
+from fused import BACKEND, INTERPRETED
 from rows import randn
 
 NORMS = ("batch", "instance", 2)
@@ -23,12 +22,10 @@ LAYOUTS = pytest.mark.parametrize("first", [False, True], ids=["channels last", 
 @pytest.fixture(autouse=True)
 def on_the_kernels() -> Iterator[None]:
     """Nothing but kernels, and fresh memory full of NaN, so that what they leave out shows."""
-    threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     with nk.use(BACKEND):
         yield
     torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def same(got: list[Tensor], want: list[Tensor]) -> bool:
@@ -140,28 +137,6 @@ def test_a_mask_is_as_good_as_leaving_out():
     assert same(replace(case, mask=whole).run(), replace(case, mask=None).run())
 
 
-@LAYOUTS
-@pytest.mark.parametrize("norm", NORMS)
-def test_threads_change_no_bit(norm: str | int, first: bool, monkeypatch: pytest.MonkeyPatch):
-    used: list[int] = []
-    run_parallel = pool.run_parallel
-
-    def counting(address: int, block: bytes, threads: int) -> None:
-        used.append(threads)
-        run_parallel(address, block, threads)
-
-    monkeypatch.setattr(pool, "run_parallel", counting)
-    monkeypatch.setattr(pool, "PARALLEL_FROM", 1)
-    case = Case.draw(norm, 4, 333, 34).masked()
-    torch.set_num_threads(1)
-    want = case.run(first)
-    assert not used
-    torch.set_num_threads(3)
-    for _ in range(3):
-        assert same(case.run(first), want)
-    assert bool(used) == (pool._runtime() is not None)
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_outer_strides_change_no_bit(norm: str | int):
     case = Case.draw(norm, 4, 30, 18).masked()
@@ -231,14 +206,26 @@ def test_batches_of_single_vectors_in_any_order():
     case.check([turned.unsqueeze(1), *case.run()[1:]])
 
 
-def test_what_is_not_wanted_is_not_computed(monkeypatch: pytest.MonkeyPatch):
-    from normkit.kernels.cpu import positions
-
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that the kernels which run are added to."""
     ran: list[str] = []
-    inner = positions._run
-    monkeypatch.setattr(
-        positions, "_run", lambda plan, kernel, x, **kw: (ran.append(kernel), inner(plan, kernel, x, **kw))
-    )
+    if INTERPRETED:
+        from normkit.kernels.gpu import positions as gpu
+
+        launcher = gpu._launcher
+        monkeypatch.setattr(
+            gpu, "_launcher", lambda kernel, *a, **kw: (ran.append(kernel.__name__), launcher(kernel, *a, **kw))[1]
+        )
+    else:
+        from normkit.kernels.cpu import positions as cpu
+
+        run = cpu._run
+        monkeypatch.setattr(cpu, "_run", lambda plan, kernel, x, **kw: (ran.append(kernel), run(plan, kernel, x, **kw)))
+    return ran
+
+
+def test_what_is_not_wanted_is_not_computed(monkeypatch: pytest.MonkeyPatch):
+    ran = kernels_run(monkeypatch)
     case = Case.draw("batch", 4, 30, 18)
     dx, dw = case.run()[1:3]
     frozen = case.x.clone().requires_grad_()
@@ -325,7 +312,7 @@ def test_second_derivatives_are_the_references(norm: str | int):
             first = torch.autograd.grad(y, leaves, case.dy, create_graph=True)
             return list(torch.autograd.grad([(g * g).sum() for g in first[:2]], leaves[:2]))
 
-    for a, b in zip(second("cpu"), second("reference"), strict=True):
+    for a, b in zip(second(BACKEND), second("reference"), strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 

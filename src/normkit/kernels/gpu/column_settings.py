@@ -78,6 +78,6 @@ def apply_tile(shape: Shape, per_sample: bool, elements: int) -> tuple[int, int]
     return k, min(channels, max(elements // k, 1))
 
 
-MOMENTS_TILE, MOMENTS_WARPS = 8192, 8
+MOMENTS_TILE, MOMENTS_WARPS = 4096, 4
 GRADIENT_TILE, GRADIENT_WARPS = 4096, 8
 APPLY_TILE, APPLY_WARPS = 4096, 4

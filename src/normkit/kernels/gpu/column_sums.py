@@ -35,17 +35,17 @@ def chunk_sums(
     if count > 0:
         channel, column = channels_of(block, groups, depth, C, D, BLOCKS)
         mean, remainder, rstd, scale = statistics_at(table, s, channel // depth, groups, column)
-        x += channel.to(tl.int64)[None, :] * x2
-        dy += channel.to(tl.int64)[None, :] * g2
+        x_channels = x + channel.to(tl.int64)[None, :] * x2
+        dy_channels = dy + channel.to(tl.int64)[None, :] * g2
         plain, weighted = tl.zeros([K, C], tl.float32), tl.zeros([K, C], tl.float32)
         for start in range(0, count, K):
             i = start + tl.arange(0, K)
             live = i < count
             inside = live[:, None] & column[None, :]
             at = positions_at(listed, first + i, live, length, x0, x1, LISTED)
-            v = tl.load(x + at[:, None], mask=inside, other=0.0).to(tl.float32)
+            v = tl.load(x_channels + at[:, None], mask=inside, other=0.0).to(tl.float32)
             at = positions_at(listed, first + i, live, length, g0, g1, LISTED)
-            g = tl.load(dy + at[:, None], mask=inside, other=0.0).to(tl.float32)
+            g = tl.load(dy_channels + at[:, None], mask=inside, other=0.0).to(tl.float32)
             v = value_of(v, mean[None, :], remainder[None, :], rstd[None, :], scale[None, :], True)
             plain += g
             weighted = tl.fma(g, tl.where(inside, v, 0.0), weighted)

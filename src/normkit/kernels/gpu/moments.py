@@ -98,19 +98,19 @@ def chunk_moments(
     count = tl.minimum(count - chunk * size, size)
     if count > 0:
         channel, columns = channels_of(block, groups, depth, C, D, BLOCKS)
-        x += channel.to(tl.int64)[None, :] * x2
+        at = x + channel.to(tl.int64)[None, :] * x2
         width = tl.minimum(depth - block % BLOCKS * D, D)
         scale = tl.full([C // D], 1.0, tl.float32)
         mean, remainder, square = _of_chunk(
-            x, listed, first, count, columns, width, scale, length, x0, x1, K, C, D, LISTED
+            at, listed, first, count, columns, width, scale, length, x0, x1, K, C, D, LISTED
         )
         radicand = tl.div_rn(square, (count * width).to(tl.float32)) + eps
         extreme = ((square < LARGE) & (radicand > SMALL) & (radicand < LARGE)) == 0  # where NaN lands, too
         if tl.max(extreme.to(tl.int32), 0) > 0:
-            peak = _peak(x, listed, first, count, columns, length, x0, x1, K, C, D, LISTED)
+            peak = _peak(at, listed, first, count, columns, length, x0, x1, K, C, D, LISTED)
             scale = tl.where(extreme, scale_for(peak, root_eps), 1.0)
             mean, remainder, square = _of_chunk(
-                x, listed, first, count, columns, width, scale, length, x0, x1, K, C, D, LISTED
+                at, listed, first, count, columns, width, scale, length, x0, x1, K, C, D, LISTED
             )
         group = block // BLOCKS * (C // D) + tl.arange(0, C // D)
         part = (s.to(tl.int64) * bound + chunk) * BLOCKS + block % BLOCKS
