@@ -12,10 +12,11 @@ from torch import Tensor
 
 import normkit as nk
 from columns import Case
-from fused import BACKEND, INTERPRETED
+from fused import BACKEND, INTERPRETED, quick
 from rows import randn
 
 NORMS = ("batch", "instance", 2)
+SHAPES = [(5, 1, 6), (3, 7, 2), (2, 70, 34), (1, 131, 16), (4, 5, 520)]
 LAYOUTS = pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
 
 
@@ -35,14 +36,14 @@ def same(got: list[Tensor], want: list[Tensor]) -> bool:
 @LAYOUTS
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(5, 1, 6), (3, 7, 2), (2, 70, 34), (1, 131, 16), (4, 5, 520)])
-def test_values_and_gradients(norm: str | int, shape: tuple[int, int, int], masked: bool, first: bool):
-    case = Case.draw(norm, *shape)
+@pytest.mark.parametrize(("samples", "length", "c"), quick(SHAPES, lambda shape: shape in SHAPES[1:4:2]))
+def test_values_and_gradients(norm: str | int, samples: int, length: int, c: int, masked: bool, first: bool):
+    case = Case.draw(norm, samples, length, c)
     case = case.masked() if masked else case
     case.check(case.run(first))
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == 2))
 def test_half_types_round_once(norm: str | int):
     case = Case.draw(norm, 3, 37, 20, torch.bfloat16)
     case.check(case.run())
@@ -60,7 +61,10 @@ def test_half_types_in_both_layouts(norm: str | int, dtype: torch.dtype, first: 
         case.masked().check(case.masked().run(first))
 
 
-@pytest.mark.parametrize(("shape", "first"), [((3, 3000, 3), False), ((300, 5, 3), True), ((2, 9000, 2), True)])
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    quick([((3, 3000, 3), False), ((300, 5, 3), True), ((2, 9000, 2), True)], lambda case: case[0] != (2, 9000, 2)),
+)
 def test_more_chunks_than_are_joined_at_once(shape: tuple[int, int, int], first: bool):
     case = Case.draw("batch", *shape)
     case.check(case.run(first))
@@ -68,7 +72,7 @@ def test_more_chunks_than_are_joined_at_once(shape: tuple[int, int, int], first:
 
 
 @LAYOUTS
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm != "instance"))
 def test_extreme_channels(norm: str | int, first: bool):
     """Large means, and squares beyond float32 on either side; a scale is exact, so the bound is the same."""
     z = randn(3, 90, 8)
@@ -111,7 +115,7 @@ def test_a_sample_depends_on_itself_alone(norm: str | int, first: bool):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm != "instance"))
 def test_padding_changes_no_bit(norm: str | int, first: bool):
     """Neither its amount nor its content, nor where it lies, for chunks are of valid positions."""
     case = Case.draw(norm, 3, 150, 18)
@@ -137,7 +141,7 @@ def test_a_mask_is_as_good_as_leaving_out():
     assert same(replace(case, mask=whole).run(), replace(case, mask=None).run())
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
 def test_outer_strides_change_no_bit(norm: str | int):
     case = Case.draw(norm, 4, 30, 18).masked()
     for first in (False, True):
@@ -172,7 +176,7 @@ def test_gradients_that_lie_differently():
     assert torch.equal(gradient(columns), gradient(columns.contiguous()))
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: False))
 def test_expanded_inputs(norm: str | int):
     case = Case.draw(norm, 4, 30, 18)
     for x in (case.x[:1].expand(4, 30, 18), case.x[:, :1].expand(4, 30, 18)):
@@ -188,7 +192,7 @@ def test_expanded_inputs(norm: str | int):
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
 def test_images(norm: str | int, form: torch.memory_format):
     case = Case.draw(norm, 2, 30, 18)
     image = case.x.mT.unflatten(2, (5, 6)).contiguous(memory_format=form)
@@ -280,7 +284,7 @@ def test_the_buffers_move_as_float64_says():
         assert ((got.double() - want).abs() <= 2.0**-24 * (136 * 0.25 * spread + 6 * want.abs() + 6 * start)).all()
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
 def test_pytorch_agrees(norm: str | int):
     """Twice the bound, since theirs has an error, too; and their sums of squares are no corrected ones."""
     case = Case.draw(norm, 4, 60, 18)

@@ -45,7 +45,14 @@ def chunk_length(count: tl.tensor, limit: tl.tensor, K: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def channels_of(block: tl.tensor, groups: tl.tensor, depth: tl.tensor, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr) -> tl.tensor:  # fmt: skip
+def channels_of(
+    block: tl.tensor,
+    groups: tl.tensor,
+    depth: tl.tensor,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> tl.tensor:
     """(channel, which of them exist) of the C columns of a tile: C / D groups, or one of BLOCKS pieces of a group."""
     j = tl.arange(0, C)
     group = block // BLOCKS * (C // D) + j // D
@@ -55,8 +62,14 @@ def channels_of(block: tl.tensor, groups: tl.tensor, depth: tl.tensor, C: tl.con
 
 @triton.jit
 def positions_at(
-    listed: tl.tensor, i: tl.tensor, live: tl.tensor, length: tl.tensor, sample: tl.tensor, step: tl.tensor, LISTED: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+    listed: tl.tensor,
+    i: tl.tensor,
+    live: tl.tensor,
+    length: tl.tensor,
+    sample: tl.tensor,
+    step: tl.tensor,
+    LISTED: tl.constexpr,
+) -> tl.tensor:
     """The offsets of the i-th valid positions."""
     p = i
     if LISTED:

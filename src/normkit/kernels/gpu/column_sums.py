@@ -1,4 +1,4 @@
-"""Sums of gradients over positions: (Σ dy, Σ dy·x̂) of chunks, which join to means of a group and to β's and γ's gradient."""
+"""Sums of gradients over positions: (Σ dy, Σ dy·x̂) of chunks, which join to a group's means and to dβ and dγ."""
 
 # pyright: reportUntypedFunctionDecorator=false
 
@@ -90,8 +90,9 @@ def join_means(
     tiles = tl.cdiv(2 * groups, G)
     s = tl.program_id(0) // tiles
     column = tl.program_id(0) % tiles * G + tl.arange(0, G)
-    whole, count = _chunk_tile(parts, s, column, 2 * groups, ranks, length, total, bound, limit, K, BLOCKS, P, LISTED, PER)  # fmt: skip
-    inside = column < 2 * groups
+    width = 2 * groups
+    inside = column < width
+    whole, count = _chunk_tile(parts, s, column, width, ranks, length, total, bound, limit, K, BLOCKS, P, LISTED, PER)
     tl.store(sums + s.to(tl.int64) * 2 * groups + column, whole, mask=inside)
     if WEIGH:
         whole = whole * tl.load(w + column % groups, mask=inside, other=0.0).to(tl.float32)

@@ -15,7 +15,16 @@ from normkit.kernels.gpu.arithmetic import value_of
 
 
 @triton.jit
-def _place(flags: tl.tensor, length: tl.tensor, total: tl.tensor, channels: tl.tensor, K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _place(
+    flags: tl.tensor,
+    length: tl.tensor,
+    total: tl.tensor,
+    channels: tl.tensor,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    MASKED: tl.constexpr,
+    PER: tl.constexpr,
+) -> tl.tensor:
     """(segment, positions, which exist, which count, channels) of a program's tile."""
     tiles = tl.cdiv(channels, C)
     c = tl.program_id(0) % tiles * C + tl.arange(0, C)
@@ -37,7 +46,9 @@ def _place(flags: tl.tensor, length: tl.tensor, total: tl.tensor, channels: tl.t
 
 
 @triton.jit
-def _offsets(p: tl.tensor, c: tl.tensor, length: tl.tensor, sample: tl.tensor, step: tl.tensor, across: tl.tensor) -> tl.tensor:  # fmt: skip
+def _offsets(
+    p: tl.tensor, c: tl.tensor, length: tl.tensor, sample: tl.tensor, step: tl.tensor, across: tl.tensor
+) -> tl.tensor:
     """The offsets of a tile's elements."""
     at = (p // length).to(tl.int64) * sample + (p % length).to(tl.int64) * step
     return at[:, None] + (c.to(tl.int64) * across)[None, :]
@@ -48,7 +59,8 @@ def statistics_at(table: tl.tensor, s: tl.tensor, group: tl.tensor, groups: tl.t
     """(mean, remainder, 1/√, scale) of channels that belong to ``group``."""
     at = table + s.to(tl.int64) * 4 * groups + group
     mean, remainder = tl.load(at, mask=live, other=0.0), tl.load(at + groups, mask=live, other=0.0)
-    return mean, remainder, tl.load(at + 2 * groups, mask=live, other=0.0), tl.load(at + 3 * groups, mask=live, other=1.0)
+    rstd, scale = tl.load(at + 2 * groups, mask=live, other=0.0), tl.load(at + 3 * groups, mask=live, other=1.0)
+    return mean, remainder, rstd, scale
 
 
 @triton.jit(do_not_specialize=["total"])

@@ -122,7 +122,9 @@ def chunk_moments(
 
 
 @triton.jit
-def _joined(mean: tl.tensor, remainder: tl.tensor, square: tl.tensor, factor: tl.tensor, n: tl.tensor, total: tl.tensor) -> tl.tensor:  # fmt: skip
+def _joined(
+    mean: tl.tensor, remainder: tl.tensor, square: tl.tensor, factor: tl.tensor, n: tl.tensor, total: tl.tensor
+) -> tl.tensor:
     """(mean, remainder, M) of the parts [P, groups] of n elements each, times ``factor``."""
     mean, remainder, square = mean * factor, remainder * factor, square * factor * factor
     middle = over_positions(mean * tl.div_rn(n, total)[:, None])
@@ -162,7 +164,8 @@ def join_moments(
     if tl.max(extreme.to(tl.int32), 0) > 0:
         # No element of a part is larger than this; beyond 2^127 its own power of two is far enough.
         peak = tl.minimum((tl.abs(mean + remainder) + tl.sqrt_rn(square)) * back, 1.7014118346046923e38)
-        scale = tl.where(extreme, scale_for(tl.max(tl.where(here, peak, 0.0), 0), root_eps), 1.0)
+        peak = tl.where(here & (peak == peak), peak, 0.0)
+        scale = tl.where(extreme, scale_for(tl.max(peak, 0), root_eps), 1.0)
         middle, rest, total_square = _joined(mean, remainder, square, back * scale[None, :], n, whole)
         radicand = tl.div_rn(total_square, whole) + eps_scaled(eps, root_eps, scale)
     live = group < groups

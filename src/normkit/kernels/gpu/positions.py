@@ -206,8 +206,8 @@ def _means(plan: Plan, setting: Setting, x: Tensor, parts: Tensor, weight: Tenso
 def _over_segments(plan: Plan, setting: Setting, x: Tensor, parts: Tensor) -> Tensor:
     """Return the sums (2, channels) over the chunks of all segments."""
     width = 2 * plan.shape.channels
-    sums, p = torch.empty(2, plan.shape.channels, dtype=torch.float32, device=x.device), column_settings.power_of_two(setting.bound)  # fmt: skip
-    segments = column_settings.SEGMENTS
+    sums = torch.empty(2, plan.shape.channels, dtype=torch.float32, device=x.device)
+    segments, p = column_settings.SEGMENTS, column_settings.power_of_two(setting.bound)
     r = max(1, min(segments, 1024 // p))
     g = max(1, min(column_settings.SUMMED // (p * r), column_settings.power_of_two(width)))
     run = _launcher(column_sums.join_channels, 8, K=setting.k, P=p, R=r, S=segments, G=g, **_kinds(plan))
@@ -273,13 +273,11 @@ def backward(
     joint = wanted[0] and not alone
     per_channel, per_group = _chunk_sums(plan, setting, x, dy, weight, table, each, joint)
     sums = None
-    if wanted[0] or plan.segments == 1 == plan.depth:
+    if wanted[0]:
         sums, means = _means(plan, setting, x, per_channel if alone else per_group, weight if alone else None)
-        if wanted[0]:
-            if total is not None:
-                means = total(sums)
-                means = means if weight is None else means * weight
-            dx = _gradient(plan, x, dy, weight, table, means)
+        if total is not None:
+            means = total(sums) * (1.0 if weight is None else weight)
+        dx = _gradient(plan, x, dy, weight, table, means)
     if wanted[1] or wanted[2]:
         single = sums is not None and alone and plan.segments == 1
         db, dw = sums[0] if sums is not None and single else _over_segments(plan, setting, x, per_channel)
