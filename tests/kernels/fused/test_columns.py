@@ -63,7 +63,7 @@ def test_half_types_in_both_layouts(norm: str | int, dtype: torch.dtype, first: 
 
 @pytest.mark.parametrize(
     ("shape", "first"),
-    quick([((3, 3000, 3), False), ((300, 5, 3), True), ((2, 9000, 2), True)], lambda case: case[0] != (2, 9000, 2)),
+    quick([((3, 3000, 3), False), ((300, 5, 3), True), ((2, 9000, 2), True)], lambda case: case[0] == (300, 5, 3)),
 )
 def test_more_chunks_than_are_joined_at_once(shape: tuple[int, int, int], first: bool):
     case = Case.draw("batch", *shape)
@@ -72,7 +72,7 @@ def test_more_chunks_than_are_joined_at_once(shape: tuple[int, int, int], first:
 
 
 @LAYOUTS
-@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm != "instance"))
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
 def test_extreme_channels(norm: str | int, first: bool):
     """Large means, and squares beyond float32 on either side; a scale is exact, so the bound is the same."""
     z = randn(3, 90, 8)
@@ -115,7 +115,7 @@ def test_a_sample_depends_on_itself_alone(norm: str | int, first: bool):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm != "instance"))
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
 def test_padding_changes_no_bit(norm: str | int, first: bool):
     """Neither its amount nor its content, nor where it lies, for chunks are of valid positions."""
     case = Case.draw(norm, 3, 150, 18)
