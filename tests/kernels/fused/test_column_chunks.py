@@ -96,3 +96,14 @@ def test_a_group_deeper_than_a_tile(first: bool):
 def test_more_samples_than_are_added_in_turn(samples: int):
     case = Case.draw("instance", samples, 2, 3).masked(0.8)
     case.check(case.run(True))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_joining_extreme_channels_changes_no_bit_of_another():
+    case = replace(Case.draw("batch", 1, 30, 4), eps=1e-12)
+    case.x[..., 3] *= 1e-41  # whose mean over several chunks would be another, were they multiplied by a power of two
+    plain = case.run()
+    x = case.x.clone()
+    x[..., 2] *= 1e25
+    for got, want in zip(replace(case, x=x).run(), plain, strict=True):
+        assert torch.equal(got[..., [0, 1, 3]], want[..., [0, 1, 3]])
