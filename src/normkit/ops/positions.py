@@ -155,7 +155,7 @@ def request_of(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic:
 def _table(mean: Tensor, variance: Tensor, eps: float) -> Tensor:
     """Return (mean, remainder 0, 1/√(variance + ε), scale 1) of every channel, (1, 4, C), in float32."""
     with torch.no_grad():
-        table = torch.zeros(1, 4, mean.numel(), dtype=torch.float32)
+        table = torch.zeros(1, 4, mean.numel(), dtype=torch.float32, device=mean.device)
         table[0, 0] = mean.reshape(-1)
         table[0, 2] = reference.inverse_root(variance.reshape(-1).float() + eps)
         table[0, 3] = 1.0

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu.column_layout import Shape
+from normkit.kernels.column_layout import Shape, flags_of
 
 FAN = 128  # as merges.py has it, which only compiling imports; so do columns.py and runs.py these:
 CHUNK, RUN = 64, 4096
@@ -81,8 +81,7 @@ def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, 
     """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
     chunk, joined = RUN if shape.runs else CHUNK, not per_sample
     if mask is not None:
-        flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
-        flags = flags.reshape(shape.samples, shape.length).contiguous()
+        flags = flags_of(x, channel, shape, mask)
         listed = flags.view(-1).nonzero().view(-1)
         if len(listed) < shape.positions:
             apart = shape.runs or per_sample  # a chunk of runs lies in one sample

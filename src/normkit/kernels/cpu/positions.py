@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.kernels.column_layout import Shape, fresh_like, laid_like, shape_of, strides_of
 from normkit.kernels.contract import Columns, Request
 from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.chunks import RUN, Valid, even_chunks, valid_positions
-from normkit.kernels.cpu.column_layout import Shape, fresh_like, laid_like, shape_of, strides_of
 from normkit.kernels.cpu.rows import NAMES, Code, code_of
 from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
 
@@ -111,7 +111,7 @@ def _run(
     for t in (x, out, dy):
         steps = (0, 0, 0) if t is None else strides_of(t, plan.channel, shape)
         assert steps is not None, "what comes from outside was checked, the rest is laid out like x"
-        tail += [_at(t), *steps]
+        tail += [_at(t), *(s * x.element_size() for s in steps)]
 
     def block(counter: int, piece: int) -> bytes:
         return _COLUMN.pack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from normkit.kernels import layout
-from normkit.kernels.contract import Kernel, Request
+from normkit.kernels.column_layout import shape_of
+from normkit.kernels.contract import Columns, Kernel, Request
 
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_LENGTH = 2**30  # positions: chunks are cut in 32 bits
 LARGEST_COUNT = 2**31 - 1  # rows: program numbers are 32-bit, offsets 64-bit
 LARGEST_WIDTH = 2**27  # so that the chunks of a row number fewer than a grid's second axis takes
 
@@ -25,7 +28,10 @@ def _installed() -> bool:
 
 def refuses(request: Request) -> str | None:
     """Return why the GPU kernels cannot take a request, or None."""
-    return _refuses_device(request) or _refuses_spec(request) or _refuses_rows(request)
+    why = _refuses_device(request) or _refuses_spec(request)
+    if why is not None:
+        return why
+    return _refuses_rows(request) if request.channel is None else _refuses_columns(request, request.channel)
 
 
 def _tensors(request: Request) -> dict[str, Tensor | None]:
@@ -63,8 +69,7 @@ def _refuses_spec(request: Request) -> str | None:
         (spec.root != "reciprocal", f"root={spec.root!r}; the kernels multiply by 1/√"),
         (spec.root_rounding != "none", "the inverse root is to be rounded to x's dtype"),
         (spec.gate != "none" or request.gate is not None, "gated norms have no GPU kernel"),
-        (request.channel is not None, "norms across positions have no GPU kernel"),
-        (request.masked, "masks have no row kernel"),
+        (request.masked and request.channel is None, "masks have no row kernel"),
     )
     return next((why for wrong, why in checks if wrong), None)
 
@@ -81,6 +86,15 @@ def _refuses_rows(request: Request) -> str | None:
         width *= x.shape[a]
     if width > LARGEST_WIDTH or x.numel() // width > LARGEST_COUNT:
         return f"more than {LARGEST_WIDTH} columns or {LARGEST_COUNT} rows"
+    return None
+
+
+def _refuses_columns(request: Request, channel: int) -> str | None:
+    shape = shape_of(request.x, channel, 0 not in request.axes)
+    if shape is None:
+        return "neither channels nor positions lie side by side, or the positions of a sample lie on no single stride"
+    if shape.positions > LARGEST_LENGTH or shape.channels > LARGEST_LENGTH:
+        return f"more than {LARGEST_LENGTH} positions or channels"
     return None
 
 
@@ -138,8 +152,22 @@ def quick_add(request: Request) -> Any:
     return contiguous.add_forward_for(request.spec, *dtypes, x.device)
 
 
+def _columns(name: str) -> Callable[..., Any]:
+    """Return a function of `normkit.kernels.gpu.positions`, which is imported when it is called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from normkit.kernels.gpu import positions
+
+        return getattr(positions, name)(*args, **kwargs)
+
+    return call
+
+
+COLUMNS = Columns(*map(_columns, ("forward", "backward", "apply", "apply_backward", "moments")))
+
+
 def _never(*_: Any, **__: Any) -> Any:
     raise AssertionError("refuses() lets no such request through")
 
 
-GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, _never, _never)
+GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, _never, _never, COLUMNS)

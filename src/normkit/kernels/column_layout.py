@@ -1,4 +1,4 @@
-"""How samples, positions and channels lie in memory, for norms whose statistics cross positions."""
+"""How samples, positions and channels lie in memory, and which positions count, where statistics cross positions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shape_of(x: Tensor, channel: int, per_sample: bool) -> Shape | None:
 
 
 def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | None:
-    """Return the byte strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
+    """Return the strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
     axes = [a for a in range(1, t.dim()) if a != channel and t.shape[a] > 1]
     sample, across = t.stride(0), t.stride(channel)
     step = layout.row_stride(t, axes) if axes else sample
@@ -49,8 +49,13 @@ def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | 
     sample = shape.length * step if shape.samples == 1 else sample
     if not (step == 1 or shape.length == 1 if shape.runs else across == 1 or shape.channels == 1):
         return None
-    e = t.element_size()
-    return sample * e, step * e, across * e
+    return sample, step, across
+
+
+def flags_of(x: Tensor, channel: int, shape: Shape, mask: Tensor) -> Tensor:
+    """Return ``mask`` (broadcastable to x, alike for all channels) as (samples, length), one contiguous bool each."""
+    flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
+    return flags.reshape(shape.samples, shape.length).contiguous()
 
 
 def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
@@ -63,7 +68,7 @@ def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
     order = [*(a for a in range(x.dim()) if a not in (*last, channel)), channel, *last]
     if not shape.runs:
         order = [0, *positions, channel]
-    made = torch.empty([x.shape[a] for a in order], dtype=x.dtype)
+    made = torch.empty([x.shape[a] for a in order], dtype=x.dtype, device=x.device)
     return made.permute([order.index(a) for a in range(x.dim())])
 
 
