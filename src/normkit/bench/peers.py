@@ -218,7 +218,7 @@ def _require_kernel(case: Case, inputs: Inputs) -> None:
     decision = registry.choose(request)
     if decision.kernel.name != "gpu":
         why = dict(decision.rejected).get("gpu", decision.reason)
-        raise RuntimeError(f"not on the GPU kernels: {why}")
+        raise RuntimeError(f"not on the GPU kernels but on {decision.kernel.name}: {why}")
 
 
 def _sharing(module: nn.Module, inputs: Inputs) -> nn.Module:
