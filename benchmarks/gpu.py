@@ -42,6 +42,7 @@ SECONDS = 230.0
 COMPILING = 0.42  # of the time at most: tests, and what is timed compiled and checked
 CLUSTERS = 0.10
 WRITING = 8.0  # seconds kept for files and the table
+STARTING = 4.0  # seconds of a process before its first case
 BYTES_OF_A_PROCESS = 14 << 30  # of GPU memory, that a process may take which compiles and checks
 RIVALS = {"nn": ("nn.RMSNorm", "nn.LayerNorm", "F.rms_norm(x + r)"), "compiled": ("HF formula, compiled",)}
 RIVALS |= {name: (name,) for name in LIBRARIES}
@@ -153,9 +154,9 @@ def free_memory(device: str) -> int:
 def timed(session: Session, name: str, seconds: float, **environment: str) -> list[Record]:
     """Time a set of cases, one process after another where one breaks."""
     deadline, first, file = time.monotonic() + seconds, 0, f"{name}.times"
-    while (left := deadline - time.monotonic()) > 1:
-        options = ("--first", str(first), "--seconds", f"{left:.1f}")
-        code = wait(session.cases(name, file, *options, **environment), left + 2)
+    while (left := deadline - time.monotonic()) > STARTING:
+        options = ("--first", str(first), "--seconds", f"{left - STARTING:.1f}")
+        code = wait(session.cases(name, file, *options, **environment), left)
         found = read(session.scratch / file)
         if code == 0:
             break
