@@ -104,11 +104,12 @@ def correctness(session: Session) -> None:
     device = {} if session.toy else {"NORMKIT_TEST_DEVICE": session.device.partition(":")[0]}
     running = session.start(*tests, log="tests.log", **device)
     processes = 1 if session.toy else max(1, min(8, free_memory(session.device) // BYTES_OF_A_PROCESS))
+    limit = ("--prepare", "--seconds", f"{deadline - time.monotonic() - STARTING:.1f}")
     preparing = [
-        session.cases("bench", f"prepared.{i}", "--prepare", "--first", str(i), "--every", str(processes))
+        session.cases("bench", f"prepared.{i}", *limit, "--first", str(i), "--every", str(processes))
         for i in range(processes)
     ]
-    preparing.append(session.cases("clusters", "prepared.clusters", "--prepare", NORMKIT_GPU_CLUSTERS="1"))
+    preparing.append(session.cases("clusters", "prepared.clusters", *limit, NORMKIT_GPU_CLUSTERS="1"))
     code = wait(running, deadline - time.monotonic())
     print(f"tests on {session.device}: {outcome_of_tests(session, code)}", flush=True)
     for process in preparing:
