@@ -82,7 +82,9 @@ def lines(dtype: torch.dtype, capability: int, widths: tuple[int, ...] = WIDTHS)
             moved = ((3 if held else 5) * row + kept * (1 if held else 2) + (0 if held else 16)) / (3 * row)
             for used in resources.of(backward_call(width, dtype, spec), capability):
                 if used.kernel != "fold_partials":
-                    yield Line(norm, "backward", width, used, moved, 2 * setting.rows * min(setting.block, width) * size)
+                    yield Line(
+                        norm, "backward", width, used, moved, 2 * setting.rows * min(setting.block, width) * size
+                    )
 
 
 def main() -> None:
@@ -91,7 +93,9 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     given = parser.parse_args()
-    print(f"{given.dtype}, compute capability {given.capability / 10}, {ROWS} rows; bytes a thread, a program, a processor")
+    print(
+        f"{given.dtype}, compute capability {given.capability / 10}, {ROWS} rows; bytes a thread, a program, a processor"
+    )
     print("norm  phase      width kernel         warps registers spill shared  moved  bound resident in flight (KiB)")
     for line in lines(getattr(torch, given.dtype), given.capability):
         print(line)

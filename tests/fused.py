@@ -1,4 +1,8 @@
-"""Which fused kernels a test run holds to the truth: the CPU's, or with TRITON_INTERPRET=1 the GPU's, interpreted."""
+"""Which fused kernels a test run holds to the truth, and on which device.
+
+The CPU's by themselves; with TRITON_INTERPRET=1 the GPU's, interpreted on the CPU; with NORMKIT_TEST_DEVICE=cuda the
+GPU's on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import Any
 from rows import always
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-BACKEND = "gpu" if INTERPRETED else "cpu"
+DEVICE = os.environ.get("NORMKIT_TEST_DEVICE", "cpu")
+BACKEND = "gpu" if INTERPRETED or DEVICE != "cpu" else "cpu"
 
 
 def quick(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:

@@ -28,6 +28,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fused import DEVICE
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -43,8 +45,9 @@ def always(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normal draws that depend on the seed alone."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    """Return normal draws that depend on the seed alone, on the device under test."""
+    draws = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+    return draws.to(DEVICE, dtype)
 
 
 def unit(dtype: torch.dtype) -> float:

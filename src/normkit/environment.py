@@ -40,6 +40,8 @@ def describe(calibrate: bool = True) -> dict[str, Any]:
         "blas": _blas,
         "memory_bytes": _memory,
         "gpus": _gpus,
+        "cuda": lambda: torch.version.cuda or torch.version.hip,
+        "triton": lambda: _version("triton"),
     }
     if calibrate:
         facts["calibration"] = _calibration

@@ -128,3 +128,16 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     assert found.exit_code == 130
     assert len(json.loads(found.stdout)["cases"]) == 1
     assert "interrupted after 1 of 2 cases" in found.stderr
+
+
+def test_what_does_not_fit_in_memory_is_said_and_the_rest_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(case: Case, peers: Any, method: Method) -> Measured:
+        if case.which == "step":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return measure(case, peers, method)
+
+    monkeypatch.setattr(command, "measure", full)
+    found = call(*TINY, "--op", "rms", "--step", "--json")
+    assert found.exit_code == 0
+    assert [c["pass"] for c in json.loads(found.stdout)["cases"]] == ["forward"]
+    assert "does not fit" in found.stderr

@@ -53,3 +53,16 @@ def test_a_forgotten_weight_and_a_centred_rms_are_found() -> None:
     truth = truth_of(case, inputs)
     assert truth.excess("y", F.rms_norm(inputs.x, (128,), None, 1e-6)) > 1
     assert truth.excess("y", F.layer_norm(inputs.x, (128,), inputs.weight, None, 1e-6)) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_weight_gradient_of_many_rows_can_still_be_wrong(dtype: str) -> None:
+    """Units for every row would allow more than the sum of a quarter of a million: half the rows might be missing."""
+    case = Case("rms", "step", Shape((1 << 18, 16)), dtype)
+    inputs = make_inputs(case, 3)
+    truth = truth_of(case, inputs)
+    xhat = F.rms_norm(inputs.x.detach().float(), (16,), None, EPS["rms"])
+    terms = inputs.dy.float() * xhat
+    assert truth.excess("dw", terms.sum(0).to(inputs.dy.dtype)) <= 1
+    assert truth.excess("dw", (inputs.dy.float() * xhat.to(inputs.dy.dtype).float()).sum(0)) <= 1
+    assert truth.excess("dw", terms[: 1 << 17].sum(0)) > 1

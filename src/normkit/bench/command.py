@@ -15,11 +15,13 @@ from typing import Annotated, NoReturn
 import torch
 import typer
 
+from normkit.bench.device import check_device, clock_of, least_of
 from normkit.bench.export import to_json, write_csv
 from normkit.bench.goals import losses, means
 from normkit.bench.measure import Measured, Method, measure
 from normkit.bench.peers import ALWAYS, Peer, peers_named
-from normkit.bench.shapes import DTYPES, OPS, QUICK_SHAPES, SHAPES, Case, parse_shape
+from normkit.bench.roofline import rooflines
+from normkit.bench.shapes import DTYPES, OPS, Case, parse_shape, shapes_for
 from normkit.bench.table import case_block, noise_warning, summary
 from normkit.environment import describe
 
@@ -43,6 +45,7 @@ def bench(
     peer: Annotated[
         list[str] | None, typer.Option(help="Only this peer, as the table names it; may be repeated.")
     ] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda or cuda:1.")] = "cpu",
     rounds: Annotated[
         int | None, typer.Option(min=2, help=f"Samples of each contender; {ROUNDS} if not given.")
     ] = None,
@@ -56,11 +59,12 @@ def bench(
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each contender.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the shares of copy bandwidth.")] = None,
 ) -> None:
-    """Time normkit against PyTorch, the formula eager and compiled, onnxruntime, and a plain copy.
+    """Time normkit against PyTorch, the formula eager and compiled, other libraries, and a plain copy.
 
     All contenders of a case run in one process, every round in another order; ratios are taken within a round, and
     their intervals cover the median with 95 %. Nothing is timed that does not agree with float64. A peer that writes
-    into an output that exists is held against normkit doing the same, marked (to out=).
+    into an output that exists is held against normkit doing the same, marked (to out=). On a GPU a sample queues its
+    calls back to back and waits once; tensors of 256 MiB and more show the memory's speed, one row what a launch costs.
 
     Exit codes: 0 done, 1 normkit loses or misses a goal (--strict), 2 wrong usage or normkit could not run or is wrong,
     130 interrupted.
@@ -70,21 +74,24 @@ def bench(
       normkit bench --quick
       normkit bench --backward --step --figure roofline.svg
       normkit bench --op rms --shape 512x768 --dtype bfloat16 --threads 1
+      normkit bench --device cuda --backward --csv gpu.csv
       normkit bench --json > bench.json
     """
     with _refusals():
         passes = [n for n, wanted in (("forward", forward), ("backward", backward), ("step", step)) if wanted]
-        cases = cases_of(passes, op, shape, dtype, quick)
+        device = check_device(device)
+        cases = cases_of(passes, op, shape, dtype, quick, device)
         peers = peers_named(peer or [])
         _check_files(csv, figure)
-    method = Method(rounds or (QUICK_ROUNDS if quick else ROUNDS), seed)
+    method = Method(rounds or (QUICK_ROUNDS if quick else ROUNDS), seed, least_of(device), clock_of(device))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with _threads(threads) as used:
         run, interrupted = _run(cases, peers, method, used, show=not as_json)
     warning = noise_warning(run, used, method.rounds, load)
     warnings = [] if warning is None else [warning]
     if as_json:
-        settings = {"threads": used, "rounds": method.rounds, "seed": seed, "least_seconds": method.least, "load": load}
+        settings = {"device": device, "threads": used, "rounds": method.rounds, "seed": seed}
+        settings |= {"least_seconds": method.least, "load": load}
         json.dump(to_json(run, settings, describe(calibrate=False), warnings), sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
     elif run:
@@ -97,7 +104,12 @@ def bench(
 
 
 def cases_of(
-    passes: list[str], ops: list[str] | None, shapes: list[str] | None, dtypes: list[str] | None, quick: bool
+    passes: list[str],
+    ops: list[str] | None,
+    shapes: list[str] | None,
+    dtypes: list[str] | None,
+    quick: bool,
+    device: str = "cpu",
 ) -> list[Case]:
     """Return the cases that were asked for.
 
@@ -110,9 +122,9 @@ def cases_of(
                 raise ValueError(f"{flag} {name!r}: expected one of {', '.join(known)}")
     if not passes:
         raise ValueError("--no-forward leaves nothing to time: add --backward or --step")
-    chosen = [parse_shape(text) for text in shapes] if shapes else list(QUICK_SHAPES if quick else SHAPES)
+    chosen = [parse_shape(text) for text in shapes] if shapes else shapes_for(device, quick)
     return [
-        Case(o, which, s, d)
+        Case(o, which, s, d, device)
         for which in passes
         for o in ops or OPS
         for s in chosen
@@ -130,7 +142,11 @@ def _run(
         for i, case in enumerate(cases):
             left = f", about {(time.monotonic() - begun) / i * (len(cases) - i):.0f} s left" if i else ""
             _say(f"[{i + 1}/{len(cases)}] {case}{left}")
-            measured = measure(case, peers, method)
+            try:
+                measured = measure(case, peers, method)
+            except torch.OutOfMemoryError:
+                _say(f"warning: {case}: does not fit in the GPU's memory; --shape takes smaller ones")
+                continue
             run.append(measured)
             if show:
                 typer.echo("\n".join(case_block(measured, threads)))
@@ -145,7 +161,7 @@ def _run(
 def _exit_code(run: list[Measured], strict: bool) -> int:
     if any(name in measured.failed for measured in run for name in ALWAYS):
         return COULD_NOT_RUN
-    missed = bool(losses(run)) or any(mean.reached is False for mean in means(run))
+    missed = bool(losses(run)) or any(goal.reached is False for goal in (*means(run), *rooflines(run)))
     return FINDING if strict and missed else DONE
 
 

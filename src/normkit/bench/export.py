@@ -12,6 +12,7 @@ from typing import Any
 from normkit.bench.goals import last_level_cache, losses, means, shares
 from normkit.bench.measure import Measured
 from normkit.bench.ratios import Ratio
+from normkit.bench.roofline import Roofline, rooflines
 
 FORMAT = 1
 
@@ -29,6 +30,7 @@ def to_json(
         "cases": [_case(measured) for measured in run],
         "means": [asdict(mean) | {"reached": mean.reached} for mean in means(run)],
         "shares": [asdict(share) | {"reached": share.reached} for share in shares(run, cache)],
+        "rooflines": [_roofline(roof) for roof in rooflines(run)],
         "losses": [
             {"case": str(loss.measured.case), "peer": loss.peer, "ratio": asdict(loss.ratio)} for loss in losses(run)
         ],
@@ -44,6 +46,7 @@ def _case(measured: Measured) -> dict[str, Any]:
         "shape": list(case.shape.sizes),
         "heads": case.shape.heads,
         "dtype": case.dtype,
+        "device": case.device,
         "bytes_moved": case.moved,
         "bytes_copied": case.copied,
         "noise": asdict(measured.noise) | {"noisy": measured.noise.noisy},
@@ -68,9 +71,20 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
     }
 
 
+def _roofline(roof: Roofline) -> dict[str, Any]:
+    return {
+        "case": str(roof.case),
+        "width": roof.case.shape.width,
+        "share": asdict(roof.share),
+        "held_by_a_program": roof.held,
+        "goal": roof.goal,
+        "reached": roof.reached,
+    }
+
+
 _FIELDS: tuple[str, ...] = (
-    "op", "pass", "shape", "dtype", "contender", "median_seconds", "ratio", "ratio_low", "ratio_high", "share_of_copy",
-    "bytes_moved", "calls_per_sample", "rounds", "noisy", "reason_missing",
+    "op", "pass", "shape", "dtype", "device", "contender", "median_seconds", "ratio", "ratio_low", "ratio_high",
+    "share_of_copy", "bytes_moved", "calls_per_sample", "rounds", "noisy", "reason_missing",
 )  # fmt: skip
 
 
@@ -82,8 +96,8 @@ def write_csv(run: Sequence[Measured], path: Path) -> None:
         for measured in run:
             case = measured.case
             shape = "x".join(map(str, case.shape.sizes)) + (":heads" if case.shape.heads else "")
-            head = {"op": case.op, "pass": case.which, "shape": shape, "dtype": case.dtype, "bytes_moved": case.moved}
-            head["noisy"] = int(measured.noise.noisy)
+            head = {"op": case.op, "pass": case.which, "shape": shape, "dtype": case.dtype, "device": case.device}
+            head |= {"bytes_moved": case.moved, "noisy": int(measured.noise.noisy)}
             writer.writerows(head | {"contender": name} | _numbers(measured, name) for name in measured.samples)
             missing = {**measured.absent, **measured.failed}
             writer.writerows(head | {"contender": name, "reason_missing": why} for name, why in missing.items())

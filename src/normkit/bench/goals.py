@@ -1,4 +1,7 @@
-"""What the times are held against: geometric means with their goals, the copy's shares, and where normkit loses."""
+"""What the times are held against: geometric means with their goals, the copy's shares, and where normkit loses.
+
+The factors and the shares by cache are a CPU's; a GPU has a goal for each width, in `normkit.bench.roofline`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from normkit.bench.gpu_peers import FlashAttention, Liger, Quack
 from normkit.bench.measure import Measured
 from normkit.bench.peers import (
     CompiledFormula,
     Copy,
     CopyAgain,
     Normkit,
+    NormkitGraph,
     NormkitInto,
     OnnxRuntime,
     TorchAddRMSNorm,
@@ -40,7 +45,11 @@ SHARES = {
     ("bfloat16", False): 0.60,
 }
 # Whom normkit is nowhere to be slower than, and how much of a difference is put down to noise.
-RIVALS = (TorchLayerNorm.name, TorchRMSNorm.name, TorchAddRMSNorm.name, CompiledFormula.name, OnnxRuntime.name)
+_NO_PEERS = (Normkit.name, NormkitInto.name, NormkitGraph.name, Copy.name, CopyAgain.name)
+RIVALS = (
+    *(TorchLayerNorm.name, TorchRMSNorm.name, TorchAddRMSNorm.name, CompiledFormula.name, OnnxRuntime.name),
+    *(Liger.name, Quack.name, FlashAttention.name),
+)
 ALLOWED = 1.10
 
 
@@ -94,21 +103,22 @@ def means(run: Sequence[Measured]) -> list[Mean]:
     for measured in run:
         for name, samples in measured.samples.items():
             base = measured.samples.get(measured.base(name))
-            if base is None or name in (Normkit.name, NormkitInto.name, Copy.name, CopyAgain.name):
+            if base is None or name in _NO_PEERS:
                 continue
             ratios = [a / b for a, b in zip(samples.seconds, base.seconds, strict=True)]
             found.setdefault((measured.case.which, measured.case.op, name), []).append(ratios)
+    speedups = {} if any(measured.case.gpu for measured in run) else SPEEDUPS
     return [
-        Mean(*key, ratio=geometric_mean(columns), cases=len(columns), goal=SPEEDUPS.get(key))
+        Mean(*key, ratio=geometric_mean(columns), cases=len(columns), goal=speedups.get(key))
         for key, columns in found.items()
     ]
 
 
 def shares(run: Sequence[Measured], cache: int | None) -> list[Share]:
-    """Return the shares of the copy's bandwidth, by dtype and by whether the data fit ``cache`` bytes."""
+    """Return a CPU's shares of the copy's bandwidth, by dtype and by whether the data fit ``cache`` bytes."""
     found: dict[tuple[str, bool], list[tuple[float, str]]] = {}
     for measured in run:
-        if NormkitInto.name in measured.samples:
+        if NormkitInto.name in measured.samples and not measured.case.gpu:
             within = cache is None or measured.case.moved <= cache
             entry = (measured.share(NormkitInto.name).median, f"{measured.case.op} {measured.case.shape}")
             found.setdefault((measured.case.dtype, within), []).append(entry)

@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.bench.peers import GIVEN, Copy, CopyAgain, Normkit, NormkitInto, Peer, Prepared
+from normkit.bench.device import bytes_for_graphs
+from normkit.bench.peer import Peer, Prepared
+from normkit.bench.peers import GIVEN, Copy, CopyAgain, Normkit, NormkitInto
 from normkit.bench.ratios import Noise, Ratio, noise_of, paired
 from normkit.bench.shapes import Case, Inputs, make_inputs
-from normkit.bench.timing import SAMPLE, Clock, Contender, Samples, interleave
+from normkit.bench.timing import MOST_CALLS, SAMPLE, Clock, Contender, Samples, interleave
 from normkit.bench.truth import Truth, truth_of, worst
+
+PLANES_OF_A_GRAPH = 4  # tensors of x's size that a forward leaves for its backward: y, and what compilers keep
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def measure(case: Case, peers: Sequence[Peer], method: Method) -> Measured:
         for peer in peers:
             if case.op not in peer.ops:
                 continue
-            reason = peer.why_not(case)
+            reason = peer.missing(case)
             if reason is not None:
                 absent[peer.name] = reason
                 continue
@@ -145,4 +149,7 @@ def _contender(name: str, prepared: Prepared, case: Case, inputs: Inputs) -> Con
     def step() -> object:
         return torch.autograd.grad(call(), leaves, upstream)
 
-    return Contender(name, step) if case.which == "step" else Contender(name, backward, partial(call))
+    if case.which == "step":
+        return Contender(name, step)
+    fit = bytes_for_graphs(case.device) // (PLANES_OF_A_GRAPH * case.plane)
+    return Contender(name, backward, partial(call), most=max(1, min(fit, MOST_CALLS)))

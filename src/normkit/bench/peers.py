@@ -5,43 +5,21 @@ Backward and training step are made from the forward for all of them alike, thro
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normkit as nk
+from normkit.bench import gpu_peers
+from normkit.bench.peer import CPU, GPU, Peer, Prepared
 from normkit.bench.shapes import EPS, Case, Inputs
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A forward ready to be called; ``into`` holds its results where it writes into given outputs."""
-
-    call: Callable[[], Any]
-    into: tuple[Tensor, ...] | None = None
-
-
-class Peer(ABC):
-    """A contender."""
-
-    name: ClassVar[str]
-    ops: ClassVar[tuple[str, ...]] = ("rms", "layer", "add_rms")
-    given: ClassVar[bool] = False  # writes into an output that exists
-
-    def why_not(self, case: Case) -> str | None:
-        """Return why a case cannot be timed here, or None."""
-        return None
-
-    @abstractmethod
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        """Return the forward on these inputs."""
+from normkit.kernels import registry
+from normkit.kernels.contract import Request
 
 
 class Copy(Peer):
@@ -50,8 +28,9 @@ class Copy(Peer):
     name = "copy"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        """Return y.copy_(x)."""
-        return Prepared(partial(inputs.y.copy_, inputs.x.detach()))
+        """Return y.copy_(x). On a GPU x has no gaps: its copy of strided heads is slower than the memory."""
+        x = inputs.x.detach()
+        return Prepared(partial(inputs.y.copy_, x.contiguous() if case.gpu else x))
 
 
 class CopyAgain(Copy):
@@ -67,6 +46,7 @@ class Normkit(Peer):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         """Return a module's call, with its fresh output."""
+        _require_kernel(case, inputs)
         if inputs.residual is not None:
             return Prepared(partial(nk.add_rms_norm, inputs.x, inputs.residual, inputs.weight, eps=EPS[case.op]))
         kind = nk.LayerNorm if case.op == "layer" else nk.RMSNorm
@@ -85,12 +65,29 @@ class NormkitInto(Peer):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         """Return the operator with out=."""
+        _require_kernel(case, inputs)
         if inputs.residual is not None:
             outs = torch.full_like(inputs.y, torch.nan), torch.full_like(inputs.residual, torch.nan)
             call = partial(nk.add_rms_norm, inputs.x, inputs.residual, inputs.weight, eps=EPS[case.op], out=outs)
             return Prepared(call, outs)
         norm, out = nk.layer_norm if case.op == "layer" else nk.rms_norm, torch.full_like(inputs.y, torch.nan)
         return Prepared(partial(norm, inputs.x, inputs.weight, inputs.bias, eps=EPS[case.op], out=out), (out,))
+
+
+class NormkitGraph(Peer):
+    """The module's forward, recorded as a CUDA graph and replayed: the kernel without Python's part of a launch."""
+
+    name = "normkit, graph"
+    given = True
+    machines = (GPU,)
+
+    def why_not(self, case: Case) -> str | None:
+        """Refuse gradients."""
+        return None if case.which == "forward" else "forwards only"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the graph's replay, which writes the same outputs each time."""
+        return Prepared(*gpu_peers.captured(Normkit().prepare(case, inputs).call))
 
 
 class TorchLayerNorm(Peer):
@@ -105,7 +102,7 @@ class TorchLayerNorm(Peer):
 
 
 class TorchRMSNorm(Peer):
-    """PyTorch's RMSNorm, on a CPU a chain of operators."""
+    """PyTorch's RMSNorm, on a CPU a chain of operators, on a GPU fused."""
 
     name = "nn.RMSNorm"
     ops = ("rms",)
@@ -155,6 +152,7 @@ class OnnxRuntime(Peer):
 
     name = "onnxruntime"
     given = True
+    machines = (CPU,)
 
     def why_not(self, case: Case) -> str | None:
         """Refuse where it is not installed, and what it has no CPU kernel for."""
@@ -179,12 +177,14 @@ PEERS: tuple[Peer, ...] = (
     CopyAgain(),
     NormkitInto(),
     Normkit(),
+    NormkitGraph(),
     TorchLayerNorm(),
     TorchRMSNorm(),
     TorchAddRMSNorm(),
     Formula(),
     CompiledFormula(),
     OnnxRuntime(),
+    *gpu_peers.LIBRARIES,
 )
 ALWAYS = (Copy.name, CopyAgain.name, Normkit.name, NormkitInto.name)
 
@@ -203,6 +203,22 @@ def peers_named(names: list[str]) -> tuple[Peer, ...]:
         if name not in known:
             raise ValueError(f"--peer {name!r}: no such peer; one of {'; '.join(known)}")
     return tuple(peer for peer in PEERS if not names or peer.name in ALWAYS or peer.name in names)
+
+
+def _require_kernel(case: Case, inputs: Inputs) -> None:
+    """Refuse to time plain PyTorch operators under normkit's name on a GPU.
+
+    Raises:
+        RuntimeError: saying why no GPU kernel takes the case.
+    """
+    if not case.gpu:
+        return
+    spec = nk.TORCH_LAYER_NORM if case.op == "layer" else nk.TORCH_RMS_NORM
+    request = Request(spec, inputs.x, (inputs.x.dim() - 1,), inputs.weight, inputs.bias, inputs.residual)
+    decision = registry.choose(request)
+    if decision.kernel.name != "gpu":
+        why = dict(decision.rejected).get("gpu", decision.reason)
+        raise RuntimeError(f"not on the GPU kernels but on {decision.kernel.name}: {why}")
 
 
 def _sharing(module: nn.Module, inputs: Inputs) -> nn.Module:

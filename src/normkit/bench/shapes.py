@@ -44,6 +44,32 @@ SHAPES = (
     Shape((1, 512, 32, 128), heads=True),
 )
 QUICK_SHAPES = (SHAPES[0], SHAPES[2], SHAPES[5])
+BEYOND_CACHES = 1 << 28  # bytes of a tensor that no GPU's caches hold: the largest have an eighth of it
+_ELEMENTS = BEYOND_CACHES // 2  # so many, of two bytes or more each
+GPU_SHAPES = (
+    Shape((1, 4096)),  # what a launch costs
+    Shape((16, 4096)),
+    Shape((8, 8192, 32, 64), heads=True),
+    *(Shape((-(-_ELEMENTS // n), n)) for n in (128, 512, 1024, 4096, 5120, 8192, 16384, 32768, 65536, 262144)),
+)
+GPU_QUICK_SHAPES = (GPU_SHAPES[0], GPU_SHAPES[2], GPU_SHAPES[6])
+
+
+def shapes_for(device: str, quick: bool) -> tuple[Shape, ...]:
+    """Return what is timed on a device if nothing is asked for.
+
+    Example:
+        >>> [str(shape) for shape in shapes_for("cuda", quick=True)]
+        ['1×4096', '8×8192×32×64 heads', '32768×4096']
+    """
+    if is_gpu(device):
+        return GPU_QUICK_SHAPES if quick else GPU_SHAPES
+    return QUICK_SHAPES if quick else SHAPES
+
+
+def is_gpu(device: str) -> bool:
+    """Say whether a device's name is a GPU's: ``cuda`` or ``cuda:1``, under ROCm as well."""
+    return device.partition(":")[0] == "cuda"
 
 
 def parse_shape(text: str) -> Shape:
@@ -76,9 +102,15 @@ class Case:
     which: str
     shape: Shape
     dtype: str
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.op} {self.which} {self.shape} {self.dtype}"
+        return f"{self.op} {self.which} {self.shape} {self.dtype}" + (f" {self.device}" if self.gpu else "")
+
+    @property
+    def gpu(self) -> bool:
+        """Say whether its tensors lie on a GPU."""
+        return is_gpu(self.device)
 
     @property
     def item(self) -> int:
@@ -139,12 +171,12 @@ class Inputs:
 
 
 def make_inputs(case: Case, seed: int) -> Inputs:
-    """Draw the tensors of a case."""
-    generator = torch.Generator().manual_seed(seed)
+    """Draw the tensors of a case, on its device: a copy from the host would take longer than all that is timed."""
+    generator = torch.Generator(case.device).manual_seed(seed)
     dtype, sizes = DTYPES[case.dtype], case.shape.sizes
 
     def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(dtype)
+        return torch.randn(size, generator=generator, device=case.device).to(dtype)
 
     def leaf() -> Tensor:
         if not case.shape.heads:
@@ -161,5 +193,5 @@ def make_inputs(case: Case, seed: int) -> Inputs:
         bias=nn.Parameter(0.1 * normal(case.shape.width)) if case.op == "layer" else None,
         dy=normal(*sizes),
         ds=normal(*sizes) if added else None,
-        y=torch.zeros(sizes, dtype=dtype),
+        y=torch.zeros(sizes, dtype=dtype, device=case.device),
     )

@@ -8,31 +8,34 @@ from collections.abc import Sequence
 
 from normkit.bench.goals import ALLOWED, Mean, Share, last_level_cache, losses, means, shares
 from normkit.bench.measure import Measured
-from normkit.bench.peers import CopyAgain, Normkit
+from normkit.bench.peers import Copy, CopyAgain, Normkit
 from normkit.bench.ratios import Ratio
+from normkit.bench.roofline import Roofline, rooflines
 from normkit.environment import usable_cores
 
 _HEAD = ("contender", "µs", "× normkit", "of copy")
+_GPU_HEAD = (*_HEAD, "GB/s")
 
 
 def case_block(measured: Measured, threads: int) -> list[str]:
     """Return a case: its heading, a line a contender, a line for each that is missing."""
     case = measured.case
-    heading = (
-        f"{case.op} · {case.which} · {case.shape} · {case.dtype} · moves {amount(case.moved)} · "
-        f"{threads} thread{'s' if threads > 1 else ''}"
-    )
-    rows = [[n, *_cells(measured, n)] for n in measured.samples if n != CopyAgain.name]
-    rows += [[name, "–", reason, ""] for name, reason in {**measured.absent, **measured.failed}.items()]
-    rows = [[_marked(measured, row[0]), *row[1:]] for row in rows]
-    return [heading, *columns(_HEAD, rows), ""]
+    where = case.device if case.gpu else f"{threads} thread{'s' if threads > 1 else ''}"
+    heading = f"{case.op} · {case.which} · {case.shape} · {case.dtype} · moves {amount(case.moved)} · {where}"
+    head = _GPU_HEAD if case.gpu else _HEAD
+    rows = [[_marked(measured, n), *_cells(measured, n)] for n in measured.samples if n != CopyAgain.name]
+    why: dict[str, list[str]] = {}
+    for name, reason in {**measured.absent, **measured.failed}.items():
+        why.setdefault(reason, []).append(name)
+    rows += [["; ".join(names), "–", reason, *[""] * (len(head) - 3)] for reason, names in why.items()]
+    return [heading, *columns(head, rows), ""]
 
 
 def _marked(measured: Measured, name: str) -> str:
     return f"{name} (to out=)" if name in measured.samples and measured.base(name) != Normkit.name else name
 
 
-def _cells(measured: Measured, name: str) -> tuple[str, str, str]:
+def _cells(measured: Measured, name: str) -> tuple[str, ...]:
     times = sorted(measured.samples[name].seconds)
     middle = times[len(times) // 2]
     ratio = measured.ratio(name)
@@ -40,7 +43,11 @@ def _cells(measured: Measured, name: str) -> tuple[str, str, str]:
         against = "1" if name == Normkit.name else "–"
     else:
         against = against_one(ratio, measured.noise.again)
-    return microseconds(middle), against, f"{100 * measured.share(name).median:.0f} %"
+    cells = microseconds(middle), against, f"{100 * measured.share(name).median:.0f} %"
+    if not measured.case.gpu:
+        return cells
+    moved = measured.case.copied if name == Copy.name else measured.case.moved
+    return *cells, f"{moved / middle / 1e9:.0f}"
 
 
 def against_one(ratio: Ratio, floor: float) -> str:
@@ -112,6 +119,11 @@ def summary(run: Sequence[Measured]) -> list[str]:
         head = ("dtype, data", "lowest", "mean", "cases", "goal")
         lines += columns(head, [_share_row(share) for share in held])
         lines.append("")
+    roofs = rooflines(run)
+    if roofs:
+        lines.append("Share of the copy's bandwidth, tensors beyond any cache:")
+        lines += columns(("operator, pass, shape", "share", "a row", "goal"), [_roof_row(r) for r in roofs])
+        lines.append("")
     lost = losses(run)
     lines.append(f"Slower than a peer by more than {100 * (ALLOWED - 1):.0f} %: {len(lost) or 'nowhere'}")
     lines += [f"  {loss.measured.case}: {loss.peer} takes {plus_minus(loss.ratio)} of normkit's time" for loss in lost]
@@ -134,6 +146,13 @@ def _share_row(share: Share) -> list[str]:
     return [f"{share.dtype}, {where}", lowest, f"{100 * share.mean:.0f} %", str(share.cases), goal]
 
 
+def _roof_row(roof: Roofline) -> list[str]:
+    case, goal = roof.case, "" if roof.goal is None else f"{100 * roof.goal:.0f} %"
+    name = f"{case.op} {case.which} {case.shape} {case.dtype}"
+    held = "" if roof.held is None else "held" if roof.held else "split"
+    return [name, f"{100 * roof.share.median:.0f} %", held, _goal(roof.goal, roof.reached, goal)]
+
+
 def noise_warning(run: Sequence[Measured], threads: int, rounds: int, load: float | None) -> str | None:
     """Return what was noisy and what to do about it, or None on a quiet machine."""
     noisy = [measured for measured in run if measured.noise.noisy]
@@ -143,7 +162,9 @@ def noise_warning(run: Sequence[Measured], threads: int, rounds: int, load: floa
     remedies = ["close other programs" + ("" if load is None else f" (load average {load:.1f} before the run)")]
     remedies.append(f"take more rounds (--rounds {2 * rounds + 1}, now {rounds})")
     cores = usable_cores()
-    if threads > 1:
+    if noisy[0].case.gpu:
+        remedies[0] = "let nothing else use the GPU (nvidia-smi lists what does)"
+    elif threads > 1:
         remedies.append("use one thread (--threads 1), which waits for no other")
     elif cores > 1 and hasattr(os, "sched_getaffinity"):
         remedies.append("pin the process (taskset -c 0 normkit bench …)")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-Clock = Callable[[], float]
+Clock = Callable[[], float]  # of a GPU it waits for what was queued: calls run back to back, one wait a sample
 SAMPLE = 1e-3  # seconds: a thousand times what a clock's reading costs, a tenth of a scheduler's slice
 MOST_CALLS = 1 << 14
 
@@ -28,12 +28,14 @@ class Contender:
         call: one call; the clock runs around as many as make a sample.
         fresh: made before the clock starts, once for each call, which receives it: a graph that a backward consumes.
         holds: what must live as long as the calls do: memory that a foreign runtime was given by its address.
+        most: calls of a sample, where what is made fresh takes memory.
     """
 
     name: str
     call: Callable[..., object]
     fresh: Callable[[], Any] | None = None
     holds: object = None
+    most: int = MOST_CALLS
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,13 @@ def sample(contender: Contender, calls: int, clock: Clock) -> float:
 
 
 def calls_for(contender: Contender, least: float, clock: Clock) -> int:
-    """Return how many calls last ``least`` seconds, a power of two; doing so also warms the contender up."""
+    """Return how many calls last ``least`` seconds, a power of two; doing so also warms the contender up.
+
+    At most as many as the contender allows, however short they are.
+    """
     calls = 1
     sample(contender, 1, clock)
-    while calls < MOST_CALLS and sample(contender, calls, clock) * calls < least:
+    while 2 * calls <= contender.most and sample(contender, calls, clock) * calls < least:
         calls *= 2
     return calls
 

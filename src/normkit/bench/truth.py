@@ -15,9 +15,20 @@ from torch import Tensor
 from normkit.bench.shapes import EPS, Case, Inputs
 
 _MOST_ROWS = 1024  # whose y and dx are compared; weight gradients always come from all rows
-_CHUNK = 512  # rows in float64 at once
+_AT_ONCE = 1 << 23  # elements in float64
 _ROUNDINGS = 4  # of a value, of its product with the weight, of a sum before the norm, of a sum after it
-_UNIT = 2.0**-24  # float32's: a sum of n terms in any order errs by at most n of these times the sum of magnitudes
+_UNIT = 2.0**-24  # float32's
+_SURE = 8.0  # standard deviations
+
+
+def _depth(n: int) -> float:
+    """Return by how many units, of the sum of magnitudes, a float32 sum of n terms in any order may err.
+
+    By n for certain, and by _SURE·√n but once in 10¹² sums of less than 2³⁰ terms, as roundings are independent with
+    mean zero (Higham and Mary 2019, doi 10.1137/18M1226312). Without that, nothing would be wrong of a sum over the two
+    million rows of a GPU's case: n units are more than the sum.
+    """
+    return min(float(n), _SURE * n**0.5)
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,8 @@ def _rows(t: Tensor) -> Tensor:
 def truth_of(case: Case, inputs: Inputs) -> Truth:
     """Compute a case in float64, with gradients unless only the forward is timed."""
     count = case.shape.rows
-    chosen = torch.linspace(0, count - 1, min(count, _MOST_ROWS)).round().long()
+    most = min(count, _MOST_ROWS, max(1, _AT_ONCE // case.shape.width))
+    chosen = torch.linspace(0, count - 1, most, dtype=torch.float64, device=case.device).round().long()
     part = _Part(case, inputs, chosen)
     bounds = part.forward()
     if case.which != "forward":
@@ -75,7 +87,7 @@ class _Part:
         self.bias = None if inputs.bias is None else inputs.bias.detach().double()
         self.centred = case.op == "layer"
         self.unit = torch.finfo(inputs.x.dtype).eps / 2
-        self.sums = case.shape.width * _UNIT
+        self.sums = _depth(case.shape.width) * _UNIT
         d = self.s - self.s.mean(-1, keepdim=True) if self.centred else self.s
         self.root = 1 / torch.sqrt(d.square().mean(-1, keepdim=True) + EPS[case.op])
         self.unscaled = d * self.root
@@ -105,27 +117,33 @@ class _Part:
         bound = self._bound(dx, scale)
         return {"dx": bound, "dresidual": bound} if self.added else {"dx": bound}
 
-    def parameters(self) -> tuple[Tensor, Tensor]:
-        """Return the sums over these rows of (dw, db) and of their terms' magnitudes."""
+    def parameters(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over these rows of (dw, db), of their terms' magnitudes and of those squared."""
         terms = self.dy * self.unscaled
         # PyTorch's LayerNorm keeps its mean in the parameters' dtype, so dw feels that rounding of the mean.
         sizes = (
             terms.abs() + (self.s.mean(-1, keepdim=True) * self.root * self.dy).abs() if self.centred else terms.abs()
         )
-        return torch.stack([terms.sum(0), self.dy.sum(0)]), torch.stack([sizes.sum(0), self.dy.abs().sum(0)])
+        both = torch.stack([sizes, self.dy.abs()])
+        return torch.stack([terms.sum(0), self.dy.sum(0)]), both.sum(1), both.square().sum(1)
 
 
 def _parameters(case: Case, inputs: Inputs) -> dict[str, Bound]:
     count = case.shape.rows
-    total = torch.zeros(2, case.shape.width, dtype=torch.float64)
-    sizes = torch.zeros_like(total)
-    for start in range(0, count, _CHUNK):
-        part = _Part(case, inputs, torch.arange(start, min(start + _CHUNK, count)))
-        sums, magnitudes = part.parameters()
+    total = torch.zeros(2, case.shape.width, dtype=torch.float64, device=case.device)
+    sizes, squares = torch.zeros_like(total), torch.zeros_like(total)
+    step = max(1, _AT_ONCE // case.shape.width)
+    for start in range(0, count, step):
+        part = _Part(case, inputs, torch.arange(start, min(start + step, count), device=case.device))
+        sums, magnitudes, squared = part.parameters()
         total += sums
         sizes += magnitudes
+        squares += squared
     unit = torch.finfo(inputs.x.dtype).eps / 2
-    slack = (_ROUNDINGS * unit + (count + case.shape.width) * _UNIT) * sizes + torch.finfo(torch.float32).tiny
+    # Roundings of the terms are independent, too; that of the sum is not, and there is one.
+    of_terms = torch.minimum(sizes, _SURE * squares.sqrt()) + total.abs()
+    slack = _ROUNDINGS * unit * of_terms + (_depth(count) + _depth(case.shape.width)) * _UNIT * sizes
+    slack = slack + torch.finfo(torch.float32).tiny
     return {"dw": Bound(total[0], slack[0]), "db": Bound(total[1], slack[1])}
 
 

@@ -1,4 +1,4 @@
-"""What is compiled for GPUs that are not there. Triton's interpreter compiles nothing, so this folder runs without it."""
+"""What is compiled for GPUs that are not there. Triton's interpreter compiles nothing: not with it."""
 
 from __future__ import annotations
 

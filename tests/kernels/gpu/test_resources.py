@@ -1,4 +1,4 @@
-"""The compiled kernels: wide loads, no spills, float32 arithmetic, IEEE roots, and x read once where a tile holds it."""
+"""The compiled kernels: wide loads, no spills, float32 arithmetic, IEEE roots, x read once where a tile holds it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = [
 
 
 def chosen(case: tuple[str, int, str, torch.dtype, int]) -> bool:
-    phase, width, kind, dtype, capability = case
+    _, width, kind, dtype, capability = case
     return kind == "layer" and (dtype == F) == (width != 4096) and (capability == 90) == (width != 128)
 
 
@@ -76,7 +76,7 @@ READ_ONCE = [(128, BF), (4096, BF), (5120, F), (16384, F)]
 
 @pytest.mark.parametrize(("width", "dtype"), always(READ_ONCE, lambda case: case[0] < 5000))
 def test_the_forward_reads_x_once(width: int, dtype: torch.dtype):
-    """Every wide load of a program is a part of its tile of x or of the weights: counted, there is no second reading."""
+    """Every wide load of a program is a part of its tile of x or of the weights: there is no second reading."""
     from normkit.kernels.gpu import resources
     from normkit.kernels.gpu.settings import forward_setting
 
