@@ -1,9 +1,9 @@
 """What the GPU kernels take per width, compiled for a GPU that need not be there: `python benchmarks/gpu_resources.py`.
 
-Registers, stack (what spills) and shared memory are the compiler's own report. "Moved" is what a kernel reads and writes
-beyond what its operator must: x and dy once, y and dx once, one row of weights; at the copy's rate it can reach at most
-"bound" of it. "In flight" is what the programs that fit on a multiprocessor have asked memory for at once, at least: one
-tile each of x, and of dy. None of this is a measurement on a GPU.
+Registers, stack (what spills) and shared memory are the compiler's own report. "Moved" is what a kernel reads and
+writes over what its operator must: x and dy once, y and dx once, one row of weights; at the copy's rate it can reach at
+most "bound" of it. "In flight" is what the programs that fit on a multiprocessor have asked memory for at once, at
+least: one tile each of x, and of dy. None of this is a measurement on a GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 It cuts bfloat16 off where hardware rounds to nearest, ties to even, and before 3.9 rounds between the product and the
 sum of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. And
-Triton 3.6 asks NumPy for the number in an array of one axis, which NumPy 2.4 no longer gives: loops to a computed bound fail.
+Triton 3.6 asks NumPy for the number in an array of one axis, which NumPy 2.4 no longer gives:
+loops to a computed bound fail.
 """
 
 from __future__ import annotations
