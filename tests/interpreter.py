@@ -1,7 +1,8 @@
 """Triton's interpreter, made to round as a GPU does.
 
-It cuts bfloat16 off where hardware rounds to nearest, ties to even, and before 3.9 rounds between the product and the sum
-of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit.
+It cuts bfloat16 off where hardware rounds to nearest, ties to even, and before 3.9 rounds between the product and the
+sum of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. Before
+3.9 it also takes an array of one element for a number, as a loop's bound, which NumPy refuses since 2.4.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ def round_like_hardware() -> None:
             total = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
             return interpreter.TensorHandle(total.astype(np.float32), z.dtype.scalar)
 
+    patch = interpreter._patch_lang_tensor
+
+    def patch_index_too(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patch_index_too
     interpreter._convert_float = convert
     if not hasattr(interpreter, "_interpreter"):  # from 3.9 on it rounds once, in C
         interpreter.InterpreterBuilder.create_fma = fused
