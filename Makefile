@@ -19,9 +19,12 @@ reference: $(READY)
 test: $(READY)
 	# Two workers with two threads each on two cores: threads that wait must not spin.
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	# The GPU's kernels on the CPU: Triton decides when it is imported whether it interprets.
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests/kernels/fused
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m slow tests/kernels/fused
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -148,6 +149,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     device = check_device(given.device)
+    if given.toy and device == "cpu":
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+        import_module("interpreter").round_like_hardware()
     cases = list(enumerate(SETS[given.set](device, given.toy)))[given.first :: given.every]
     method = Method(TOY_ROUNDS if given.toy else ROUNDS, 0, least_of(device), clock_of(device))
     if given.prepare:

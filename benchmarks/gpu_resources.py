@@ -93,9 +93,7 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     given = parser.parse_args()
-    print(
-        f"{given.dtype}, compute capability {given.capability / 10}, {ROWS} rows; bytes a thread, a program, a processor"
-    )
+    print(f"{given.dtype}, compute capability {given.capability / 10}, {ROWS} rows; spills in bytes a thread")
     print("norm  phase      width kernel         warps registers spill shared  moved  bound resident in flight (KiB)")
     for line in lines(getattr(torch, given.dtype), given.capability):
         print(line)

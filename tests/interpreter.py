@@ -1,9 +1,8 @@
 """Triton's interpreter, made to round as a GPU does.
 
 It cuts bfloat16 off where hardware rounds to nearest, ties to even, and before 3.9 rounds between the product and the
-sum of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. And
-Triton 3.6 asks NumPy for the number in an array of one axis, which NumPy 2.4 no longer gives:
-loops to a computed bound fail.
+sum of a fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. Before
+3.9 it also takes an array of one element for a number, as a loop's bound, which NumPy refuses since 2.4.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ def round_like_hardware() -> None:
 
     patch = interpreter._patch_lang_tensor
 
-    def patch_and_squeeze(tensor: Any, scope: Any) -> None:
+    def patch_index_too(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
-    interpreter._patch_lang_tensor = patch_and_squeeze
+    interpreter._patch_lang_tensor = patch_index_too
     interpreter._convert_float = convert
     if not hasattr(interpreter, "_interpreter"):  # from 3.9 on it rounds once, in C
         interpreter.InterpreterBuilder.create_fma = fused
