@@ -2,7 +2,7 @@
 
 Example:
     >>> from importlib.util import find_spec
-    >>> import torch
+    >>> import torch, normkit as nk
     >>> if find_spec("triton"):
     ...     from normkit.kernels.gpu import resources, rows
     ...
