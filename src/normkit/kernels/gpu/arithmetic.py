@@ -4,7 +4,9 @@ Multiplications and additions are never contracted behind our back (`launch.py` 
 rounding is where it is written, on every GPU and in Triton's interpreter.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 

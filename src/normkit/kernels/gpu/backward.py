@@ -7,7 +7,9 @@ in registers. Where none does, a first kernel takes both sums of each row and a 
 writes dx and the partials: x and dy are read twice, which bounds it at 3/5 of a copy's rate.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def held_backward(
     CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr,
     FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
     WANT_X: tl.constexpr, WANT_W: tl.constexpr, WANT_B: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Tiles p, p + P, p + 2P, … of ROWS rows are program p's."""
     p = tl.program_id(0)
     cols = tl.arange(0, C)
@@ -120,7 +122,7 @@ def row_sums(
     x, w, g, kept, sums, rows, n, d1, d2, x0, x1, x2, x3, w0, w1, w2, w3, g0, g1, g2, g3,
     C: tl.constexpr, PLAIN: tl.constexpr, CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr,
     PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """(mean(g), mean(g·x̂)) of one row a program, C columns at a time."""
     i = tl.program_id(0)
     count = 1.0
@@ -155,7 +157,7 @@ def wide_backward(
     CENTERED: tl.constexpr, HAS_W: tl.constexpr,
     FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
     WANT_X: tl.constexpr, WANT_W: tl.constexpr, WANT_B: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """C columns of the rows p, p + P, … a program."""
     p = tl.program_id(1)
     cols = tl.program_id(0) * C + tl.arange(0, C)
@@ -200,7 +202,7 @@ def wide_backward(
 
 
 @triton.jit(do_not_specialize=["count"])
-def fold_partials(parts, total, count, n, K: tl.constexpr, C: tl.constexpr):  # pyright: ignore
+def fold_partials(parts, total, count, n, K: tl.constexpr, C: tl.constexpr):
     """Add ``count`` partials in an order that follows from their number alone, and round the sum once."""
     cols = tl.program_id(0) * C + tl.arange(0, C)
     inside = cols < n

@@ -5,7 +5,9 @@ How many tiles a chunk has follows from how many positions are valid, so that pa
 order in which chunks are joined; what a mask lets through stays on the device, where nobody waits for it.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["total"])
-def list_valid(flags, ranks, listed, total, B: tl.constexpr):  # pyright: ignore
+def list_valid(flags, ranks, listed, total, B: tl.constexpr):
     """Write the numbers of valid positions one after the other; ranks counts them up to and including each."""
     p = tl.program_id(0) * B + tl.arange(0, B)
     inside = p < total

@@ -1,6 +1,8 @@
 """Sums of gradients over positions: (Σ dy, Σ dy·x̂) of chunks, which join to a group's means and to dβ and dγ."""
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def chunk_sums(
     x0, x1, x2, g0, g1, g2,
     K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, PER: tl.constexpr,
     HAS_W: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """The sums of one chunk and C columns: of channels, (segments, bound, 2, channels), and times γ of groups.
 
     The latter go to (segments, bound, BLOCKS, 2, groups). Chunks that hold nothing write nothing.
@@ -85,7 +87,7 @@ def join_means(
     parts, ranks, w, sums, means, length, total, groups, depth, bound, limit,
     K: tl.constexpr, BLOCKS: tl.constexpr, P: tl.constexpr, G: tl.constexpr, LISTED: tl.constexpr, PER: tl.constexpr,
     WEIGH: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Sums (segments, 2, groups) of all chunks, and the means that dx takes off; WEIGH says that γ is still missing."""
     tiles = tl.cdiv(2 * groups, G)
     s = tl.program_id(0) // tiles
@@ -105,7 +107,7 @@ def join_channels(
     parts, ranks, sums, segments, length, total, width, bound, limit,
     K: tl.constexpr, P: tl.constexpr, R: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
     LISTED: tl.constexpr, PER: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Sums (width) of the chunks of all segments: each segment's first, then every S-th segment's, R at a time."""
     column = tl.program_id(0) * G + tl.arange(0, G)
     i = tl.arange(0, P * R)

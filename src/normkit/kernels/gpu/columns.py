@@ -4,7 +4,9 @@ A tile is K positions and C channels, either of which may lie side by side: stri
 statistics of its own, a tile lies in one sample, so that a channel's statistics are read once a tile.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def statistics_at(table: tl.tensor, s: tl.tensor, group: tl.tensor, groups: tl.t
 def apply(
     x, w, b, y, flags, table, length, total, channels, groups, depth, x0, x1, x2, y0, y1, y2,
     K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Y = x̂·γ + β, rounded once; 0 at positions that do not count, whatever x holds there."""
     s, p, live, valid, c = _place(flags, length, total, channels, K, C, MASKED, PER)
     column = c < channels
@@ -95,7 +97,7 @@ def apply(
 def gradient(
     x, dy, w, dx, flags, table, means, length, total, channels, groups, depth, x0, x1, x2, g0, g1, g2, d0, d1, d2,
     K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, HAS_W: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Dx = rstd·(dy·γ − a − x̂·b), with a and b the means (segments, 2, groups) of dy·γ and dy·γ·x̂."""
     s, p, live, valid, c = _place(flags, length, total, channels, K, C, MASKED, PER)
     column = c < channels

@@ -4,7 +4,9 @@ The tensors of a call are x (or the sum s, where a residual is added), weight, b
 with three outer strides and one along the row. PLAIN: all rows are contiguous and the parameters are one row.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def held_forward(
     ROWS: tl.constexpr, C: tl.constexpr, PLAIN: tl.constexpr, KEEP: tl.constexpr, ADDED: tl.constexpr,
     CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """A tile of ROWS rows a program: x is read once, y written once. A cluster shares a tile if launched as one."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, C)

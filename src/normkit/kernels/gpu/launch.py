@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from normkit.kernels.gpu.settings import clusters_wanted
 
@@ -80,7 +80,7 @@ def options_of(warps: int, ctas: int) -> dict[str, Any]:
 
 def run_compiled(compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], stream: int) -> None:
     """Call a compiled kernel's launcher; hooks of a profiler are told as Triton would tell them."""
-    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     metadata = compiled.launch_metadata(grid, stream, *arguments)
     compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, metadata, enter, leave, *arguments)
 

@@ -6,7 +6,9 @@ corrected two-pass and join by Chan's update for two sets; chunks join by that f
 two-pass over their means: M = ΣM_i + Σn_i·(μ_i − μ)², where nothing large is subtracted from anything large.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def _peak(
 def chunk_moments(
     x, listed, ranks, parts, length, total, groups, depth, bound, limit, eps, root_eps, x0, x1, x2,
     K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, PER: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """The moments of one chunk and C columns, to parts (segments, bound, BLOCKS, 4, groups)."""
     blocks = tl.cdiv(groups, C // D) * BLOCKS
     block = tl.program_id(0) % blocks
@@ -140,7 +142,7 @@ def join_moments(
     parts, ranks, table, squares, length, total, groups, depth, bound, limit, eps, root_eps,
     K: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     LISTED: tl.constexpr, PER: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """A segment's (mean, remainder, 1/√(M/n + ε), scale) and M for G groups, to (segments, 4 and 1, groups)."""
     tiles = tl.cdiv(groups, G)
     s = tl.program_id(0) // tiles

@@ -26,13 +26,21 @@ from unittest.mock import patch
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from normkit.kernels.gpu.launch import ALIGNMENT, Launcher, options_of
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
-_NAMES |= {torch.bool: "i1", torch.uint8: "u8"}
+_NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def of(call: Callable[[], object], capability: int = 90) -> list[Resources]:
     Raises:
         RuntimeError: under TRITON_INTERPRET, where Triton compiles nothing.
     """
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: Triton compiles nothing; run without it")
     return [compiled(launch, capability) for launch in launches(call)]
 

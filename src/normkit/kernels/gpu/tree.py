@@ -5,7 +5,9 @@ addresses: a list of positions, a gap between rows or an odd base would change t
 any order. Zeros at the end change no bit, so a tile may be longer than what it holds.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@ x is read twice and y written once, for every norm: two thirds of a copy's rate 
 reading comes from the cache. Reading in a loop would take three readings for a layer norm, and one program a row.
 """
 
-# pyright: reportUntypedFunctionDecorator=false
+# Triton's language, which Python's types do not describe.
+# pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def chunk_moments(
     x, a, q, parts, rows, n, alpha, beta, d1, d2,
     x0, x1, x2, x3, a0, a1, a2, a3, q0, q1, q2, q3,
     C: tl.constexpr, PLAIN: tl.constexpr, ADDED: tl.constexpr, CENTERED: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Chunk program_id(1) of row program_id(0): its moments, and where a residual is added, its sum."""
     i, j = tl.program_id(0), tl.program_id(1)
     cols = j * C + tl.arange(0, C)
@@ -94,7 +96,7 @@ def apply_chunks(
     R: tl.constexpr, P: tl.constexpr, C: tl.constexpr, K: tl.constexpr, PLAIN: tl.constexpr, KEEP: tl.constexpr,
     CENTERED: tl.constexpr, SUM: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     FIRST: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr,
-):  # fmt: skip  # pyright: ignore
+):  # fmt: skip
     """Chunk program_id(1) of row program_id(0). y must not be x: an extreme row is read as a whole by every program."""
     i, j = tl.program_id(0), tl.program_id(1)
     cols = j * C + tl.arange(0, C)
