@@ -56,6 +56,7 @@ class Study:
         seeds: how many of the settings' seeds it uses; 1 for exact statements, 5 for headlines.
         timing: measures time itself, so it runs alone and its numbers are not reproducible bit for bit.
         corpus: needs text.
+        full_only: what it takes minutes to tell, which a quick run leaves to a full one.
     """
 
     id: str
@@ -65,6 +66,11 @@ class Study:
     seeds: int = 3
     timing: bool = False
     corpus: bool = False
+    full_only: bool = False
+
+    def skipped(self, settings: Settings) -> bool:
+        """Say whether a run of these settings leaves this study to a full one."""
+        return self.full_only and settings.mode == "quick"
 
 
 @dataclass(frozen=True)
