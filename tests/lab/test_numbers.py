@@ -41,3 +41,10 @@ def test_an_estimate_without_uncertainty_is_a_number():
     assert estimate([0.123456]) == "0.123"
     assert estimate([2.0, 2.0]) == "2"
     assert estimate([1.0, math.nan]) == "not a number"
+
+
+def test_what_only_rounding_spreads_is_no_uncertainty():
+    plateau = 3.1208807510792926
+    for equal in ([plateau] * 3, [0.26, 0.26, 0.26000000000000006]):
+        assert estimate(equal) == number(equal[0], 3)
+    assert estimate([3.0, 3.0, 3.0 + 1e-9]) != "3"

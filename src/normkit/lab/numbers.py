@@ -44,7 +44,8 @@ def estimate(values: Sequence[float]) -> str:
     """Return the mean of ``values`` ± half its 95 % interval, both to the same decimal.
 
     That decimal is the second digit of the uncertainty or the third of the mean, whichever comes first, but never
-    one at which the uncertainty would read as zero. Without an uncertainty, the mean alone to three digits.
+    one at which the uncertainty would read as zero. Without an uncertainty, the mean alone to three digits; what only
+    rounding spreads has none.
 
     Example:
         >>> estimate([0.98, 1.0, 1.03]), estimate([2.0])
@@ -52,7 +53,8 @@ def estimate(values: Sequence[float]) -> str:
     """
     found = interval(values)
     half = (found.high - found.low) / 2
-    if not half > 0 or not math.isfinite(half):
+    # Equal values whose sum was rounded have no spread: their mean is off by an ulp.
+    if not half > 1e-12 * abs(found.mean) or not math.isfinite(half):
         return number(found.mean, 3)
     size = max(abs(found.mean), half)
     power = 0 if 1e-4 <= size < 1e6 else math.floor(math.log10(size))
