@@ -16,7 +16,7 @@ from normkit.lab.figures import Drawing
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips, judge
 
-F4A, F4B, F4C, F4D = f4_depth.CLAIMS
+F4A, F4E, F4B, F4C, F4D = f4_depth.CLAIMS
 FULL = Settings(mode="full")
 UNIGRAM, MARGIN, NOISE = 3.12, 0.073, 0.076
 Gain = Callable[[str, int, float], float | None]
@@ -71,6 +71,33 @@ def test_warmup_that_helps_above_and_hurts_below_is_the_correction_and_swapped_a
     made = invented(SHALLOW, learnt)
     assert verdict(F4A, made) is Verdict.CORRECTED
     assert verdict(F4A, made, F4A.control.plays) is Verdict.FAILS
+
+
+def test_warmup_that_helps_at_a_large_rate_holds_and_one_that_does_not_fails():
+    made = invented(SHALLOW, learnt)
+    assert verdict(F4E, made) is Verdict.HOLDS
+    assert verdict(F4E, made, F4E.control.plays) is Verdict.FAILS
+
+    def stuck(wiring: str, warmup: int, lr: float) -> float | None:
+        return -0.03 if wiring == "post" and lr == DECADE[-1] else learnt(wiring, warmup, lr)
+
+    made = invented(SHALLOW, stuck, spread=0.002)
+    assert verdict(F4E, made) is Verdict.FAILS
+    assert F4E.planted is not None
+    assert verdict(F4E, made, F4E.planted.plays) is Verdict.HOLDS
+    half = [
+        replace(m, values=m.values | {"gain": 0.3}) if m.arm == "post/warmup-100/lr-0.01" and m.seed < 2 else m
+        for m in made
+    ]
+    assert verdict(F4E, half) is Verdict.UNDECIDED
+    assert verdict(F4A, half) is Verdict.CORRECTED
+
+
+def test_a_low_rate_that_needs_warmup_refutes_the_correction():
+    def needs(wiring: str, warmup: int, lr: float) -> float | None:
+        return 0.3 if warmup else -0.05 if lr < DECADE[-1] else 0.4
+
+    assert verdict(F4A, invented(SHALLOW, needs)) is Verdict.FAILS
 
 
 def test_warmup_that_helps_everywhere_is_the_sentence():
@@ -128,6 +155,17 @@ def test_oscillation_is_the_sentence_and_one_run_of_two_is_not_enough():
     assert verdict(F4B, one) is Verdict.CORRECTED
 
 
+def test_the_rate_judged_is_one_that_every_pre_norm_run_bears():
+    made = [
+        replace(m, values=m.values | {"gain": -0.05, "trained": False, "outcome": "stuck"})
+        if m.seed == 1 and m.arm == "pre/warmup-0/lr-0.01"
+        else m
+        for m in invented(DEEP, deep)
+    ]
+    assert verdict(F4B, made) is Verdict.CORRECTED
+    assert any("lr-0.003" in c.name for c in F4B.literal.criteria(Evidence(made, F4B.plays, FULL)))
+
+
 def test_warmup_that_suffices_holds_and_without_it_the_control_fails():
     def suffices(wiring: str, warmup: int, lr: float) -> float | None:
         return 0.3 if warmup == 100 and lr < DECADE[-1] else deep(wiring, warmup, lr)
@@ -168,11 +206,11 @@ def test_warmup_that_pays_refutes_insensitivity_and_one_that_costs_does_not():
 
 
 def test_summaries_and_figures_take_every_outcome(told):
-    for claim, layers in ((F4A, SHALLOW), (F4B, DEEP), (F4C, DEEP), (F4D, DEEP)):
+    for claim, layers in ((F4A, SHALLOW), (F4E, SHALLOW), (F4B, DEEP), (F4C, DEEP), (F4D, DEEP)):
         for gain in (learnt, deep, lambda *at: None):
             e = Evidence(invented(layers, gain), claim.plays, FULL)
             assert told(claim, e)
-            assert len(claim.figures(e)) == 3
+            assert len(claim.figures(e)) >= 2
 
 
 def test_the_maps_have_every_cell_and_are_for_full_runs():
