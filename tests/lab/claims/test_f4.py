@@ -67,10 +67,12 @@ def verdict(claim: Claim, made: list[Measurement], plays=None) -> Verdict:
 # --- 6 blocks ---
 
 
-def test_warmup_that_helps_above_and_hurts_below_is_the_correction_and_swapped_arms_turn_it_over():
+def test_warmup_that_helps_above_and_hurts_below_is_the_correction_and_the_arms_turn_it_over():
     made = invented(SHALLOW, learnt)
     assert verdict(F4A, made) is Verdict.CORRECTED
     assert verdict(F4A, made, F4A.control.plays) is Verdict.FAILS
+    swapped = {**F4A.plays, "with": "post/warmup-0", "without": "post/warmup-100"}
+    assert verdict(F4A, made, swapped) is Verdict.FAILS
 
 
 def test_warmup_that_helps_at_a_large_rate_holds_and_one_that_does_not_fails():
@@ -91,6 +93,7 @@ def test_warmup_that_helps_at_a_large_rate_holds_and_one_that_does_not_fails():
     ]
     assert verdict(F4E, half) is Verdict.UNDECIDED
     assert verdict(F4A, half) is Verdict.CORRECTED
+    assert verdict(F4A, half, F4A.control.plays) is Verdict.FAILS
 
 
 def test_a_low_rate_that_needs_warmup_refutes_the_correction():
