@@ -14,7 +14,8 @@ from normkit.lab.corpus import Corpus, load_corpus, unigram_entropy
 from normkit.lab.draws import Draws
 from normkit.lab.grid.curves import CURVES
 from normkit.lab.grid.options import Grid
-from normkit.lab.grid.study import FREQUENCIES, STUDY, WATCHED, arms
+from normkit.lab.grid.reading import FREQUENCIES
+from normkit.lab.grid.study import STUDY, WATCHED, arms
 from normkit.lab.model.training import heldout_windows
 from normkit.lab.settings import Settings
 

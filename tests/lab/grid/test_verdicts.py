@@ -11,7 +11,8 @@ import pytest
 
 from normkit.lab.claim import Claim, Measurement
 from normkit.lab.grid.options import Grid
-from normkit.lab.grid.study import FREQUENCIES, STUDY, arms
+from normkit.lab.grid.reading import FREQUENCIES
+from normkit.lab.grid.study import STUDY, arms
 from normkit.lab.grid.verdicts import claims
 from normkit.lab.report.grid_page import grid_page
 from normkit.lab.runs.judged import Judged, Run, judge_claim

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from normkit.lab.claim import Evidence
-from normkit.lab.grid.study import FREQUENCIES
 
+FREQUENCIES = "frequencies"  # the arm that knows how often each byte occurs, and nothing else
 SHARE = 0.8  # of the seeds that must train for a rate to count as stable: 4 of 5, and all of fewer than five
 
 

@@ -21,6 +21,7 @@ from normkit.lab.draws import Draws
 from normkit.lab.grid.curves import Curve
 from normkit.lab.grid.options import Grid
 from normkit.lab.grid.own_models import BytesToLogits, fresh
+from normkit.lab.grid.reading import FREQUENCIES
 from normkit.lab.grid.shards import backward_of
 from normkit.lab.model.training import (
     CURVE,
@@ -34,7 +35,6 @@ from normkit.lab.runs.code import digest
 from normkit.lab.settings import Settings
 from normkit.watching import watch
 
-FREQUENCIES = "frequencies"  # the arm that knows how often each byte occurs, and nothing else
 WATCHED = "watched"  # folder of what was seen inside models of one's own
 
 

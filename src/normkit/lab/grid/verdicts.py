@@ -14,8 +14,8 @@ from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
 from normkit.lab.corpus import CONTEXT
 from normkit.lab.grid.figures import curves_chart, loss_chart, outcome_map
 from normkit.lab.grid.options import Grid
-from normkit.lab.grid.reading import Side, trained_range
-from normkit.lab.grid.study import FREQUENCIES, STUDY, grid_of
+from normkit.lab.grid.reading import FREQUENCIES, Side, trained_range
+from normkit.lab.grid.study import STUDY, grid_of
 from normkit.lab.numbers import estimate, number
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
