@@ -1,4 +1,4 @@
-"""A rank that dies or hangs while batch norm shares statistics: the others say so in time, nothing is left half done."""
+"""A rank that dies or hangs while batch norm shares statistics: the others say so in time, and nothing is half done."""
 
 from __future__ import annotations
 
