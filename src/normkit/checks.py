@@ -70,7 +70,17 @@ def check_float(x: object, name: str, what: str = "x") -> Tensor:
     if x.dtype not in FLOATS:
         remedy = "take .real and .imag apart" if x.dtype.is_complex else f"convert it first, e.g. {what}.float()"
         raise TypeError(f"{name}: {what} must be float16, bfloat16, float32 or float64, got {x.dtype}; {remedy}")
+    check_nested(x, name, what)
     return x
+
+
+def check_nested(x: Tensor, name: str, what: str = "x") -> None:
+    """Refuse nested tensors of the old layout, of which PyTorch knows hardly any operator."""
+    if x.is_nested and x.layout == torch.strided:
+        raise TypeError(
+            f"{name}: {what} is a nested tensor of layout torch.strided; make it jagged, "
+            "torch.nested.nested_tensor(list(x.unbind()), layout=torch.jagged), which every norm takes"
+        )
 
 
 def check_axes(axes: int | Sequence[int], x: Tensor, name: str) -> tuple[int, ...]:
@@ -109,7 +119,8 @@ def align_parameter(p: Tensor | None, x: Tensor, axes: tuple[int, ...], name: st
     """
     if p is None:
         return None
-    check_float(p, name, what)
+    if check_float(p, name, what).is_nested:
+        raise TypeError(f"{name}: {what} is a nested tensor; expected a dense one that is alike for all samples")
     if tuple(p.shape) == tuple(x.shape[a] for a in axes):
         return p.reshape([x.shape[d] if d in axes else 1 for d in range(x.dim())])
     try:
@@ -134,6 +145,8 @@ def check_mask(mask: Tensor | None, x: Tensor, channel_axis: int, name: str) -> 
             f"{name}: mask must be a bool tensor (True = real position), "
             f"got {getattr(mask, 'dtype', type(mask).__name__)}"
         )
+    if mask.is_nested:
+        raise TypeError(f"{name}: mask is a nested tensor; give a dense one, or a jagged x without a mask")
     positions = [size for axis, size in enumerate(x.shape) if axis != channel_axis]
     if mask.dim() != len(positions) or any(m not in (1, p) for m, p in zip(mask.shape, positions, strict=True)):
         raise ValueError(

@@ -276,3 +276,16 @@ def test_nothing_the_caller_owns_is_written(spec: nk.NormSpec):
     y = nk.normalize(x, spec, w, b, eps=1e-6)
     y.zero_()
     assert all(t is None or torch.equal(t, s) for t, s in zip((x, w, b), before, strict=True))
+
+
+def test_axes_that_are_neighbours_in_memory_alone():
+    w = randn(4, 5, seed=1).requires_grad_()
+    x = randn(16, 4, 5).transpose(0, 1)  # (4, 16, 5), whose axes 0 and 2 form rows where they lie
+    y = nk.layer_norm(x, w, axis=(0, 2))
+    want = nk.layer_norm(x.transpose(0, 1), w, axis=(1, 2)).transpose(0, 1)
+    # Rows of 20 elements: two computations, each within the bound of rows.py, 20 roundings of values up to 5.
+    torch.testing.assert_close(y, want, rtol=0, atol=2 * 20 * 5 * 2**-24)
+    (got,), (expected,) = (torch.autograd.grad(t.square().sum(), w) for t in (y, want))
+    # 16 terms 2·y·x̂ each, |x̂| ≤ √20, of a row off by 20 roundings and added by 16.
+    size = 16 * 2 * float(y.detach().abs().max()) * 20**0.5
+    torch.testing.assert_close(got, expected, rtol=0, atol=2 * (20 + 16) * size * 2**-24)

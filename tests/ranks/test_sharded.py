@@ -49,7 +49,7 @@ def gradients(norm: Norm, x: Tensor, w: Tensor, b: Tensor, dy: Tensor, seen: Cal
 
 
 class Wire:
-    """Counts what all-reduces send, and refuses every collective that gathers activations."""
+    """Counts the bytes that all-reduces send, and refuses every collective that gathers activations."""
 
     def __init__(self) -> None:
         self.sent: dict[str, int] = {"forward": 0, "backward": 0}
@@ -70,7 +70,7 @@ def work(rank: int, ranks: int) -> dict[Any, Any]:
     wire, reduce = Wire(), dist.all_reduce
 
     def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        wire.sent[wire.phase] += tensor.numel()
+        wire.sent[wire.phase] += tensor.numel() * tensor.element_size()
         return reduce(tensor, *args, **kwargs)
 
     dist.all_reduce = counting  # type: ignore[assignment]
@@ -174,13 +174,14 @@ def test_every_layout_gives_one_process_results(ranks: list[dict[Any, Any]], nam
 
 @pytest.mark.parametrize("name", NORMS)
 def test_what_goes_over_the_wire(ranks: list[dict[Any, Any]], name: str):
-    rows, each = N * L, NUMBERS.get(name, 1)
+    rows, each = N * L, 8 * NUMBERS.get(name, 1)
     for found in ranks:
         for layout in ("tokens", "replicated"):
             assert found[layout, name][1] == {"forward": 0, "backward": 0}
         assert found["hidden", name][1] == {"forward": rows * each, "backward": rows * each}
         if ("both", name) in found:  # half the rows on each of two pairs of ranks
             assert found["both", name][1] == {"forward": rows // 2 * each, "backward": rows // 2 * each}
+    print(f"\n{name}, {rows} rows of {C} over {len(ranks)} ranks: {ranks[0]['hidden', name][1]} bytes a rank")  # noqa: T201
 
 
 def test_a_query_norm_over_heads_on_all_ranks(ranks: list[dict[Any, Any]]):

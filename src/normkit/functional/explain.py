@@ -11,6 +11,7 @@ from normkit.checks import align_parameter, check_axes, check_channel, check_flo
 from normkit.conventions import TORCH_LAYER_NORM
 from normkit.coverage import COVERAGE
 from normkit.functional.gated import check_gate, in_groups, without_gate
+from normkit.functional.ragged import is_jagged, opened
 from normkit.kernels import registry
 from normkit.kernels.contract import Request
 from normkit.ops.watch import plain, watched
@@ -87,6 +88,8 @@ def explain(
         False
     """
     check_float(x, "explain")
+    if is_jagged(x):
+        return _explain_jagged(x, spec, weight, bias, axis, residual, gate, group_size, coverage, channel_axis)
     if coverage not in COVERAGE:
         raise ValueError(f"explain: unknown coverage {coverage!r}; one of {', '.join(COVERAGE)}")
     channel = None if coverage == "layer" else check_channel(channel_axis, x, "explain")
@@ -119,6 +122,30 @@ def explain(
     name = decision.kernel.name
     invariant = name != "reference" and coverage != "batch"
     return Explanation(name, decision.reason, decision.rejected, invariant, coverage)
+
+
+def _explain_jagged(
+    x: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    axis: int | Sequence[int],
+    residual: Tensor | None,
+    gate: Tensor | None,
+    group_size: int | None,
+    coverage: str,
+    channel_axis: int,
+) -> Explanation:
+    """Explain what runs on the values of a jagged x."""
+    whole = opened(x, "explain", crossing=coverage != "layer")
+    if coverage != "layer":
+        wide = (whole.together() if coverage == "batch" else whole.padded())[0]
+        channel = whole.channel(channel_axis)
+        return explain(wide, spec, weight, bias, coverage=coverage, channel_axis=channel)
+    within = whole.axes(axis)
+    w, b = (whole.parameter(p, what, within) for p, what in ((weight, "weight"), (bias, "bias")))
+    stream, g = (None if t is None else whole.alike(t, what) for t, what in ((residual, "residual"), (gate, "gate")))
+    return explain(whole.values, spec, w, b, axis=within, residual=stream, gate=g, group_size=group_size)
 
 
 def _opaque(spec: NormSpec, coverage: str) -> Explanation:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import GATED_RMS
+from normkit.functional.ragged import is_jagged, opened
 from normkit.functional.rows import check_parameters
 from normkit.ops.gated import gate_normalize
 from normkit.ops.rows import normalize
@@ -65,6 +66,11 @@ def gated_rms_norm(
         spec = replace(spec, gate="before" if gate_first else "after")
     if activation is not None:
         spec = replace(spec, activation=activation)
+    if is_jagged(x):
+        whole = opened(x, name)
+        w = whole.parameter(weight, "weight", whole.axes(-1))
+        g = None if gate is None else whole.alike(gate, "gate")
+        return whole.joined(gated_rms_norm(whole.values, g, w, group_size=group_size, eps=eps, spec=spec))
     check_gate(gate, x, name)
     number = eps_value(check_eps(eps, name), x.dtype)
     check_parameters(spec, weight, name)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from normkit.checks import align_parameter, check_float
+from normkit.functional.ragged import is_jagged, opened
 from normkit.kernels.statistics import accumulation_dtype
 
 
@@ -28,6 +29,10 @@ def dyt(x: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | N
         >>> nk.dyt(torch.tensor([-100.0, 0.0, 1.0]), torch.tensor(0.5))
         tensor([-1.0000,  0.0000,  0.4621])
     """
+    if is_jagged(x):
+        whole = opened(x, "dyt")
+        w, b = whole.parameter(weight, "weight"), whole.parameter(bias, "bias")
+        return whole.joined(dyt(whole.values, alpha, w, b))
     wide, w, b = _wide(x, weight, bias, "dyt")
     return _affine(torch.tanh(_parameter(alpha, x, "dyt", "alpha") * wide), w, b).to(x.dtype)
 
@@ -51,6 +56,10 @@ def derf(x: Tensor, alpha: Tensor, shift: Tensor, weight: Tensor | None = None, 
         >>> nk.derf(torch.tensor([-100.0, 0.0, 1.0]), torch.tensor(0.5), torch.tensor(0.0))
         tensor([-1.0000,  0.0000,  0.5205])
     """
+    if is_jagged(x):
+        whole = opened(x, "derf")
+        w, b = whole.parameter(weight, "weight"), whole.parameter(bias, "bias")
+        return whole.joined(derf(whole.values, alpha, shift, w, b))
     wide, w, b = _wide(x, weight, bias, "derf")
     inner = _parameter(alpha, x, "derf", "alpha") * wide + _parameter(shift, x, "derf", "shift")
     return _affine(torch.erf(inner), w, b).to(x.dtype)

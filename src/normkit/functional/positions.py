@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ from normkit.checks import (
     eps_value,
 )
 from normkit.coverage import COVERAGE
+from normkit.functional.ragged import is_jagged, opened, over_samples, refuse_mask
 from normkit.kernels.registry import refuse_invariant
 from normkit.kernels.statistics import Moments
 from normkit.ops import positions as ops
@@ -66,6 +68,8 @@ def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None)
     """
     name = "moments"
     check_float(x, name)
+    if is_jagged(x):
+        return _moments_of_jagged(x, axes, mask, name)
     dims = check_axes(axes, x, name)
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -78,6 +82,21 @@ def moments(x: Tensor, *, axes: int | Sequence[int], mask: Tensor | None = None)
             raise ValueError(f"{name}: mask {tuple(mask.shape)} does not broadcast to x {tuple(x.shape)}")
         mask = mask.reshape((1,) * (x.dim() - mask.dim()) + tuple(mask.shape))
     return ops.moments(x, dims, mask)
+
+
+def _moments_of_jagged(x: Tensor, axes: int | Sequence[int], mask: Tensor | None, name: str) -> Moments:
+    refuse_mask(x, mask, name)
+    whole = opened(x, name, crossing=True)
+    given = check_axes(axes, x, name)
+    if whole.axis not in given:
+        raise ValueError(
+            f"{name}: axes {given} of the jagged x {whole.shape} leave its ragged axis {whole.axis}; take it in, or "
+            "take the moments of x.values()"
+        )
+    if torch.compiler.is_compiling() and 0 not in given:
+        raise RuntimeError(f"{name}: moments of each sample of a jagged x cannot be compiled; pad x and give a mask")
+    wide, real = whole.together() if 0 in given else whole.padded()
+    return ops.moments(wide, given, real)
 
 
 def group_norm(
@@ -153,6 +172,8 @@ def instance_norm(
                  [ 1.]]])
     """
     check_float(x, "instance_norm")
+    if is_jagged(x):
+        channel_axis = opened(x, "instance_norm").channel(channel_axis)
     channels = x.shape[check_channel(channel_axis, x, "instance_norm")]
     return _group_norm(x, channels, weight, bias, eps, channel_axis, mask, "instance_norm")
 
@@ -241,6 +262,16 @@ def normalize_batch(
     """Return what `batch_norm` does, and what returns the moments to remember: None where there is nothing to."""
     name = "batch_norm"
     check_float(x, name)
+    if is_jagged(x):
+        refuse_mask(x, mask, name)
+        whole = opened(x, name, crossing=True)
+        channel = whole.channel(channel_axis)
+        wide, real = whole.together()
+        y, found = normalize_batch(
+            wide, running_mean, running_var, weight, bias, mask=None if real is None else real.squeeze(channel),
+            training=training, eps=eps, channel_axis=channel, process_group=process_group,
+        )  # fmt: skip
+        return whole.joined(y.squeeze(0)), found
     channel = check_channel(channel_axis, x, name)
     number = eps_value(check_eps(eps, name), x.dtype)
     wide_mask = check_mask(mask, x, channel, name)
@@ -340,6 +371,12 @@ def _group_norm(
     name: str,
 ) -> Tensor:
     check_float(x, name)
+    if is_jagged(x):
+        refuse_mask(x, mask, name)
+        run = partial(_group_norm, groups=groups, weight=weight, bias=bias, eps=eps, name=name)
+        return over_samples(
+            x, name, channel_axis, lambda padded, real, channel: run(padded, channel_axis=channel, mask=real)
+        )
     channel = check_channel(channel_axis, x, name)
     channels = x.shape[channel]
     if isinstance(groups, bool) or not isinstance(groups, int):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_eps, check_float, eps_value
 from normkit.conventions import TORCH_LAYER_NORM, TORCH_RMS_NORM
+from normkit.functional.ragged import is_jagged, opened
 from normkit.functional.rows import check_out, check_parameters, dtype_of_result
 from normkit.ops.outputs import overlap, shares_itself
 from normkit.ops.residual import add_normalize, quick_add
@@ -127,6 +128,8 @@ def _add_norm(
             return quick
     check_float(x, name)
     check_float(residual, name, "residual")
+    if is_jagged(x) or is_jagged(residual):
+        return _add_jagged(x, residual, weight, bias, alpha, branch_scale, eps, spec, out, kind, name)
     if x.shape != residual.shape:
         raise ValueError(
             f"{name}: x and residual must have one shape, got {tuple(x.shape)} and {tuple(residual.shape)}"
@@ -146,6 +149,35 @@ def _add_norm(
     return add_normalize(
         x, residual, spec, w, b, alpha=float(alpha), beta=float(branch_scale), axes=axes, eps=number, out=out
     )
+
+
+def _add_jagged(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    alpha: float,
+    branch_scale: float,
+    eps: Eps,
+    spec: NormSpec,
+    out: tuple[Tensor, Tensor] | None,
+    kind: str,
+    name: str,
+) -> tuple[Tensor, Tensor]:
+    if not x.is_nested:
+        opened(residual, name).alike(x, "x")  # refuses, and says what to do
+    whole = opened(x, name)
+    (last,) = within = whole.axes(-1)
+    assert last == whole.values.dim() - 1
+    w, b = (whole.parameter(p, what, within) for p, what in ((weight, "weight"), (bias, "bias")))
+    to = None
+    if out is not None:
+        if not isinstance(out, tuple) or len(out) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+            raise TypeError(f"{name}: out must be a pair of tensors (y, s), got {type(out).__name__}")
+        to = (whole.alike(out[0], "out[0] (y)"), whole.alike(out[1], "out[1] (s)"))
+    stream = whole.alike(residual, "residual")
+    y, s = _add_norm(whole.values, stream, w, b, alpha, branch_scale, eps, spec, to, kind, name)
+    return (whole.joined(y), whole.joined(s)) if out is None else out
 
 
 def _check_outs(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.checks import Eps, align_parameter, check_axes, check_eps, check_float, eps_value
 from normkit.conventions import L2_NORM, SCALE_NORM, TORCH_LAYER_NORM, TORCH_RMS_NORM
+from normkit.functional.ragged import is_jagged, opened
 from normkit.kernels.rounding import result_dtype
 from normkit.ops import rows as ops
 from normkit.spec import NormSpec
@@ -29,7 +30,8 @@ def normalize(
     μ is 0 where the spec is not centred; γ is 1 without a weight, w or 1 + w with one; β is 0 without a bias.
 
     Args:
-        x: any shape with the axes named; float16, bfloat16, float32 or float64.
+        x: any shape with the axes named; float16, bfloat16, float32 or float64. Jagged nested tensors, here and in
+            every norm, come back jagged, with their own offsets; the axes are then other than the ragged one.
         spec: the conventions.
         weight, bias: of x's shape along ``axes``, or broadcastable to x; any floating dtype. A missing weight is
             exactly 1, a missing bias exactly 0.
@@ -225,6 +227,13 @@ def _row_norm(
     name: str,
 ) -> Tensor:
     check_float(x, name)
+    if is_jagged(x):
+        whole = opened(x, name)
+        within = whole.axes(axis)
+        w, b = (whole.parameter(p, what, within) for p, what in ((weight, "weight"), (bias, "bias")))
+        to = None if out is None else whole.alike(out, "out")
+        y = _row_norm(whole.values, w, b, eps=eps, axis=within, spec=spec, out=to, name=name)
+        return whole.joined(y) if out is None else out
     number = eps_value(check_eps(eps, name), x.dtype)
     axes = check_axes(axis, x, name)
     check_parameters(spec, weight, name)

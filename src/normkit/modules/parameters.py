@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.checks import check_nested
 from normkit.ops.rows import known, quick, recall
 from normkit.ops.watch import watched
 from normkit.spec import NormSpec
@@ -24,6 +25,7 @@ def check_width(width: object, owner: str, what: str = "dim") -> int:
 
 def check_last(x: Tensor, width: int, owner: str) -> None:
     """Raise unless x's last axis has the width the module was built for."""
+    check_nested(x, owner)
     if x.dim() == 0 or x.shape[-1] != width:
         raise ValueError(
             f"{owner}: built for width {width}, got x of shape {tuple(x.shape)}; "

@@ -8,6 +8,7 @@ from torch import Tensor
 from normkit import functional as F
 from normkit.checks import Eps, check_eps, check_float, check_mask
 from normkit.conventions import TORCH_LAYER_NORM
+from normkit.functional.ragged import is_jagged, refuse_mask
 from normkit.modules.parameters import Affine, check_width
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -42,6 +43,9 @@ class Positions(Affine):
 
     def _mask(self, x: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
         _check_channels(x, self.num_features, self.channel_axis, type(self).__name__)
+        if is_jagged(x):
+            refuse_mask(x, lengths if mask is None else mask, type(self).__name__)
+            return None
         return mask_from(x, mask, lengths, self.channel_axis, type(self).__name__)
 
     def extra_repr(self) -> str:

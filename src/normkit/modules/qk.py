@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import functional as F
-from normkit.checks import Eps, check_eps
+from normkit.checks import Eps, check_eps, check_nested
 from normkit.conventions import TORCH_RMS_NORM
 from normkit.modules.parameters import Affine, check_width
 from normkit.spec import NormSpec
@@ -46,6 +46,7 @@ class HeadNorm(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (…, heads, head_dim)."""
+        check_nested(x, "QKNorm")
         if x.dim() < 2 or tuple(x.shape[-2:]) != (self.heads, self.head_dim):
             raise ValueError(
                 f"QKNorm: expected (…, heads {self.heads}, head_dim {self.head_dim}), got {tuple(x.shape)}; "

@@ -7,7 +7,8 @@ instead would lose the variance of values far from 0. The backward gathers Σdy 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -22,10 +23,24 @@ from normkit.ops.positions import Statistic, request_of, shaped
 from normkit.ops.watch import choose, watched
 
 
+@contextmanager
+def together(group: dist.ProcessGroup, name: str) -> Generator[None]:
+    """Say which norm waited for whom when a collective fails, as it does once a rank is lost."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{name}: rank {dist.get_rank(group)} of {dist.get_world_size(group)} waits for the others' part of a "
+            "statistic, and did not get it: another rank has ended, hangs, or left this norm out. All ranks of the "
+            f"process group must call it, as often and in the same order. The group says: {error}"
+        ) from error
+
+
 def gathered(numbers: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     """Return every rank's ``numbers``, in the order of ranks; each rank sends as many."""
     received = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, numbers.contiguous(), group=group)  # pyright: ignore[reportUnknownMemberType]
+    with together(group, "batch_norm"):
+        dist.all_gather(received, numbers.contiguous(), group=group)  # pyright: ignore[reportUnknownMemberType]
     return received
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normkit.kernels import reference
 from normkit.kernels.statistics import accumulation_dtype
+from normkit.ops.ranks import together
 from normkit.ops.watch import is_dtensor
 from normkit.spec import NormSpec
 
@@ -201,5 +202,6 @@ class _Total(torch.autograd.Function):
 
 def _summed(sums: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = sums.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)  # pyright: ignore[reportUnknownMemberType]
+    with together(group, "a norm of rows that lie on several ranks"):
+        dist.all_reduce(total, group=group)  # pyright: ignore[reportUnknownMemberType]
     return total

@@ -86,7 +86,10 @@ def _all_contiguous(
 
 
 def _layout(request: Request) -> launch.Rows | None:
-    x = request.x
+    x, axes = request.x, request.axes
+    # However x lies: results are contiguous, and there only neighbouring axes form a row.
+    if any(a not in axes and x.shape[a] != 1 for a in range(axes[0], axes[-1])):
+        return None
     tensors = (x, request.weight, request.bias, request.residual, request.gate)
     return launch.lay_out(request.axes, tensors, x.shape)
 
