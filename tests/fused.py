@@ -7,16 +7,7 @@ GPU's on a GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from rows import always
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DEVICE = os.environ.get("NORMKIT_TEST_DEVICE", "cpu")
 BACKEND = "gpu" if INTERPRETED or DEVICE != "cpu" else "cpu"
-
-
-def quick(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
-    """As `rows.always`, where kernels are interpreted; compiled ones run every case."""
-    return always(cases, lambda case: not INTERPRETED or chosen(case))

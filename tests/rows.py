@@ -28,7 +28,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fused import DEVICE
+from fused import DEVICE, INTERPRETED
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,6 +42,11 @@ def always(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
         pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=[] if chosen(c) else [pytest.mark.slow])
         for c in cases
     ]
+
+
+def quick(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
+    """As `always`, where kernels are interpreted; compiled ones run every case."""
+    return always(cases, lambda case: not INTERPRETED or chosen(case))
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

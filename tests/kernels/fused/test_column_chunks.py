@@ -11,8 +11,8 @@ from torch import Tensor
 
 import normkit as nk
 from columns import Case
-from fused import BACKEND, INTERPRETED, quick
-from rows import randn
+from fused import BACKEND, INTERPRETED
+from rows import quick, randn
 
 LAYOUTS = pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
 

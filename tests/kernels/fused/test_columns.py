@@ -12,8 +12,8 @@ from torch import Tensor
 
 import normkit as nk
 from columns import Case
-from fused import BACKEND, INTERPRETED, quick
-from rows import randn
+from fused import BACKEND, INTERPRETED
+from rows import quick, randn
 
 NORMS = ("batch", "instance", 2)
 SHAPES = [(5, 1, 6), (3, 7, 2), (2, 70, 34), (1, 131, 16), (4, 5, 520)]
