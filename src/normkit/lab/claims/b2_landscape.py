@@ -9,28 +9,46 @@ import math
 
 from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
 from normkit.lab.claims.b1_batch_norm import MEASURED
-from normkit.lab.claims.b1_map import PROBE, REACH, STUDY, at, best_rate, boundary, rates
+from normkit.lab.claims.b1_map import ACTIVATIONS, STUDY, at, best_rate, borne, by_rate, rates
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.numbers import estimate
 from normkit.lab.verdict import Criterion
 
 _NAMES = {"range": "range of the loss along the gradient", "turn": "largest change of the gradient along itself"}
-_PROBED = (
-    f"Every {PROBE} steps a run looks along its own gradient, as far as {REACH[0]:g} to {REACH[-1]:g} of its steps, "
-    "without moving. "
-)
+_PROBED = "Every 20 steps (40 in a quick run) a run without noise is probed, without moving. "
 
 
-def _ratios(e: Evidence, key: str, lr: float) -> list[float]:
-    """Return ln (no norm / BatchNorm) at a rate, seed by seed: above 0 where BatchNorm is smoother."""
-    return e.paired(at("none", lr), at("batch", lr), key)
+def _differences(
+    e: Evidence, a: str, b: str, activation: str, key: str, lr: float, step: float | None = None
+) -> list[float]:
+    """Return the differences a − b of ``key``, seed by seed; see `by_rate`."""
+    ours, others = (by_rate(e, at(role, activation), key, lr, step) for role in (a, b))
+    return [p - q for p, q in zip(ours, others, strict=True)]
 
 
-def _smoother(e: Evidence, lr: float) -> list[Criterion]:
+def _shared(e: Evidence, activation: str) -> float:
+    """Return the smaller of the two best rates: one at which both networks are meant to train."""
+    return min(best_rate(e, at(role, activation)) for role in ("batch", "none"))
+
+
+def _near(e: Evidence, activation: str) -> float:
+    """Return four of the networks' own steps, as far as the grid goes."""
+    return max(step for step in rates(e.settings) if step <= 4 * _shared(e, activation))
+
+
+def _far(e: Evidence, activation: str) -> float:
+    """Return four steps at the largest rate at which BatchNorm trains with all seeds, as far as the grid goes."""
+    return max(step for step in rates(e.settings) if step <= 4 * borne(e, at("batch", activation)))
+
+
+def _smoother(e: Evidence, activation: str, step: float) -> list[Criterion]:
+    """Return the criteria that both measures are smaller with BatchNorm; ln of the ratio, without over with."""
+    lr = _shared(e, activation)
     return [
         Criterion(
-            name=f"rate {lr:g}: ln of the {name}, without over with BatchNorm",
-            values=_ratios(e, key, lr),
+            name=f"{ACTIVATIONS[activation]}, rate {lr:g}, steps to {step:g}: ln of the {name}, without over with "
+            "BatchNorm",
+            values=_differences(e, "none", "batch", activation, key, lr, step),
             kind="above",
             target=0.0,
             tolerance=math.log(1.25),
@@ -41,62 +59,84 @@ def _smoother(e: Evidence, lr: float) -> list[Criterion]:
     ]
 
 
-def _shared(e: Evidence) -> float:
-    """Return the smaller of the two best rates: one at which both networks are meant to train."""
-    return min(best_rate(e, role) for role in ("batch", "none"))
-
-
-def _borne(e: Evidence) -> float:
-    return boundary(e, "batch")[0] or rates(e.settings)[0]
-
-
 def _b2_summary(e: Evidence) -> str:
-    best, borne = _shared(e), _borne(e)
-    here, there = (estimate(_ratios(e, "range", lr)) for lr in (best, borne))
-    return f"ln of the loss's range, without over with: {here} at rate {best:g}, {there} at {borne:g}"
+    def line(activation: str) -> str:
+        lr, steps = _shared(e, activation), (_near(e, activation), _far(e, activation))
+        found = (f"{estimate(_differences(e, 'none', 'batch', activation, 'turn', lr, s))} to {s:g}" for s in steps)
+        return f"{activation} " + ", ".join(found)
+
+    return "ln of the gradient's change, without over with, steps " + "; ".join(map(line, ACTIVATIONS))
 
 
-def _shift(e: Evidence) -> list[Criterion]:
-    lr = _shared(e)
-    return [
-        Criterion(
-            name=f"rate {lr:g}: cosine of a layer's gradient before and after the layers below move, with minus "
-            "without BatchNorm",
-            values=e.paired(at("batch", lr), at("none", lr), "cosine"),
-            kind="at_most",
-            target=0.0,
-            tolerance=0.03,
-            reason="a gradient that turns by 14° has the cosine 0.97 with itself; a smaller gain reduces little",
-        )
-    ]
+def _shift(e: Evidence, activation: str) -> Criterion:
+    lr = _shared(e, activation)
+    return Criterion(
+        name=f"{ACTIVATIONS[activation]}, rate {lr:g}: cosine of a layer's gradient before and after the layers below "
+        "move, with minus without BatchNorm",
+        values=_differences(e, "batch", "none", activation, "cosine", lr),
+        kind="at_most",
+        target=0.0,
+        tolerance=0.03,
+        reason="a gradient that turns by 14° has the cosine 0.97 with itself; a smaller gain reduces little",
+    )
 
 
 def _b3_summary(e: Evidence) -> str:
-    lr = _shared(e)
-    batch, none = (estimate(e.numbers(at(role, lr), "cosine")) for role in ("batch", "none"))
-    return f"rate {lr:g}: cosine of gradients before and after {batch} with BatchNorm, {none} without"
+    def line(activation: str) -> str:
+        lr = _shared(e, activation)
+        batch, none = (estimate(by_rate(e, at(role, activation), "cosine", lr)) for role in ("batch", "none"))
+        return f"{activation}, rate {lr:g}: {batch} with BatchNorm, {none} without"
+
+    return "cosine of gradients before and after, " + "; ".join(map(line, ACTIVATIONS))
 
 
-def _over_rates(e: Evidence, keys: dict[str, str], caption: str, alt: str) -> Chart:
-    def line(role: str, label: str, key: str) -> Series:
-        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, e.numbers(at(role, lr), key)))]
-        shown = [e.numbers(at(role, lr), key) for lr in grid]
-        columns = shown if key == "cosine" else [[math.exp(v) for v in column] for column in shown]
+def _along(e: Evidence) -> Chart:
+    def line(role: str, label: str, activation: str, key: str) -> Series:
+        lr, grid = _shared(e, activation), rates(e.settings)
+        columns = [[math.exp(v) for v in by_rate(e, at(role, activation), key, lr, step)] for step in grid]
         return band(label, grid, [list(row) for row in zip(*columns, strict=True)])
 
     return Chart(
-        caption=caption + " Bands: min–max over seeds.",
-        alt=alt,
+        caption="What lies along a run's gradient, up to each step, at a rate at which both networks train ("
+        + ", ".join(f"{label}: {_shared(e, a):g}" for a, label in ACTIVATIONS.items())
+        + "). Bands: min–max over seeds.",
+        alt="Four panels of two curves that rise with the step.",
         panels=[
             Panel(
-                _NAMES.get(key, "covariate shift"),
-                "learning rate",
-                label,
-                [line("batch", "BatchNorm", key), line("none", "no norm", key)],
+                f"{name} ({shown})",
+                "step along the gradient",
+                {"range": "loss (nats)", "turn": "‖change of gradient‖"}[key],
+                [line("batch", "BatchNorm", activation, key), line("none", "no norm", activation, key)],
                 x_scale="log",
-                y_scale="linear" if key == "cosine" else "log",
+                y_scale="log",
             )
-            for key, label in keys.items()
+            for activation, shown in ACTIVATIONS.items()
+            for key, name in _NAMES.items()
+        ],
+    )
+
+
+def _shift_chart(e: Evidence) -> Chart:
+    def line(role: str, label: str, activation: str) -> Series:
+        path = at(role, activation)
+        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, by_rate(e, path, "cosine", lr)))]
+        columns = [by_rate(e, path, "cosine", lr) for lr in grid]
+        return band(label, grid, [list(row) for row in zip(*columns, strict=True)])
+
+    return Chart(
+        caption="How much of a layer's gradient survives the step of the layers below it (1: all of it). Judged at "
+        + ", ".join(f"{_shared(e, a):g} ({label})" for a, label in ACTIVATIONS.items())
+        + ". Bands: min–max over seeds.",
+        alt="Two panels of two curves that fall as the learning rate grows.",
+        panels=[
+            Panel(
+                f"covariate shift ({shown})",
+                "learning rate",
+                "cosine before/after",
+                [line("batch", "BatchNorm", activation), line("none", "no norm", activation)],
+                x_scale="log",
+            )
+            for activation, shown in ACTIVATIONS.items()
         ],
     )
 
@@ -108,21 +148,22 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Normalization makes the loss surface smoother and the direction of updates steadier.",
         sentences=(5,),
         source="Article, “Why deep networks are hard to train”; Santurkar et al. 2018, section 3.",
-        measured=MEASURED + _PROBED + "Measured are the range of the loss and the largest change of the gradient, the "
-        "geometric mean over probes.",
+        measured=MEASURED + _PROBED + "A probe goes steps of the grid's rates along the gradient. Measured are the "
+        "range of the loss and the largest change of the gradient up to a step, the geometric mean over probes, at the "
+        "smaller of the two networks' best rates, so that neither has been broken by its rate.",
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="At the smaller of the two networks' best rates both measures are smaller with BatchNorm, "
-            "by more than a quarter.",
+            text="With tanh and with ReLU: along up to four of the networks' own steps both measures are smaller "
+            "with BatchNorm, by more than a quarter.",
             origin="sentence",
-            criteria=lambda e: _smoother(e, _shared(e)),
+            criteria=lambda e: [c for a in ACTIVATIONS for c in _smoother(e, a, _near(e, a))],
         ),
         corrected=Rule(
-            text="At the largest rate that BatchNorm bears in all seeds both measures are smaller with it, by more "
-            "than a quarter.",
+            text="With tanh and with ReLU: from the same points, along up to four steps at the largest rate at which "
+            "BatchNorm trains with all seeds, both measures are smaller with it, by more than a quarter.",
             origin="theory",
-            criteria=lambda e: _smoother(e, _borne(e)),
+            criteria=lambda e: [c for a in ACTIVATIONS for c in _smoother(e, a, _far(e, a))],
         ),
         correction="Smoother is not what BatchNorm makes the loss everywhere: over steps that the plain network bears "
         "its own loss is no rougher. Over the long steps that BatchNorm bears the plain network's loss is.",
@@ -131,14 +172,7 @@ CLAIMS: tuple[Claim, ...] = (
             plays={"batch": "none", "none": "none"},
         ),
         summary=_b2_summary,
-        figures=lambda e: [
-            _over_rates(
-                e,
-                {"range": "loss (nats)", "turn": "‖change of gradient‖"},
-                "What a run meets along its own gradient, over its learning rate.",
-                "Two panels of two curves over the learning rate: that without a norm rises steeply at large rates.",
-            )
-        ],
+        figures=lambda e: [_along(e)],
         explanation=Explanation(
             text="Without a norm a long step saturates the units it does not kill, and the loss explodes; with "
             "BatchNorm what a step does to the scale is taken back.",
@@ -153,30 +187,23 @@ CLAIMS: tuple[Claim, ...] = (
         sentences=(4,),
         source="Article, “Why deep networks are hard to train”; Ioffe and Szegedy 2015; Santurkar et al. 2018, "
         "section 2.2.",
-        measured=MEASURED + f"Every {PROBE} steps the gradient of each hidden weight is taken on one batch before and "
+        measured=MEASURED + _PROBED + "A probe takes the gradient of each hidden weight on one batch before and "
         "after the layers below have made their step; the cosine of the two is averaged over layers and probes. No "
         "shift is a cosine of 1.",
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="At the smaller of the two networks' best rates the cosine with BatchNorm is not above that "
-            "without by more than 0.03.",
+            text="With tanh and with ReLU: at the smaller of the two networks' best rates the cosine with BatchNorm is "
+            "not above that without by more than 0.03.",
             origin="sentence",
-            criteria=_shift,
+            criteria=lambda e: [_shift(e, a) for a in ACTIVATIONS],
         ),
         control=Control(
             text="The roles swapped: of the two networks only one can have the smaller shift.",
             plays={"batch": "none", "none": "batch"},
         ),
         summary=_b3_summary,
-        figures=lambda e: [
-            _over_rates(
-                e,
-                {"cosine": "cosine before/after"},
-                "How much of a layer's gradient survives the step of the layers below it (1: all of it).",
-                "Two curves that fall as the learning rate grows.",
-            )
-        ],
+        figures=lambda e: [_shift_chart(e)],
         explanation=Explanation(
             text="With BatchNorm a layer's gradient also passes through the statistics of the layers below, which "
             "change with every step.",
