@@ -65,7 +65,7 @@ def _b2_summary(e: Evidence) -> str:
         found = (f"{estimate(_differences(e, 'none', 'batch', activation, 'turn', lr, s))} to {s:g}" for s in steps)
         return f"{activation} " + ", ".join(found)
 
-    return "ln of the gradient's change, without over with, steps " + "; ".join(map(line, ACTIVATIONS))
+    return "gradient's change, ln plain/BatchNorm, steps " + "; ".join(map(line, ACTIVATIONS))
 
 
 def _shift(e: Evidence, activation: str) -> Criterion:
@@ -85,9 +85,9 @@ def _b3_summary(e: Evidence) -> str:
     def line(activation: str) -> str:
         lr = _shared(e, activation)
         batch, none = (estimate(by_rate(e, at(role, activation), "cosine", lr)) for role in ("batch", "none"))
-        return f"{activation}, rate {lr:g}: {batch} with BatchNorm, {none} without"
+        return f"{activation} {batch} against {none} at rate {lr:g}"
 
-    return "cosine of gradients before and after, " + "; ".join(map(line, ACTIVATIONS))
+    return "cosine before/after, BatchNorm against none: " + "; ".join(map(line, ACTIVATIONS))
 
 
 def _along(e: Evidence) -> Chart:

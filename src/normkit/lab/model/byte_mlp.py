@@ -86,7 +86,9 @@ class ByteMLPs(nn.Module):
         x = F.embedding(rows + first, self.embedding.flatten(0, 1)).flatten(2)
         self.inputs = []
         noise = self._noise() if self.config.norm == "noisy" and self.training else {}
-        for weight, bias, norm in zip(self.weights[:-1], self.biases[:-1], self.norms, strict=True):
+        *weights, head = self.weights
+        *biases, head_bias = self.biases
+        for weight, bias, norm in zip(weights, biases, self.norms, strict=True):
             x = torch.baddbmm(bias, x, weight)
             if self.config.norm != "none":
                 channels = x.transpose(0, 1).reshape(samples, nets * WIDTH)
@@ -97,7 +99,7 @@ class ByteMLPs(nn.Module):
                 x = x * stretch + shift
             self.inputs.append(x.detach())
             x = x.tanh() if self.config.activation == "tanh" else x.relu()
-        return torch.baddbmm(self.biases[-1], x, self.weights[-1])
+        return torch.baddbmm(head_bias, x, head)
 
     def _noise(self) -> dict[int, torch.Generator]:
         return {copy: self.draws.shared(f"noise-{self.step}/{copy}") for copy in sorted(set(self.copies))}
