@@ -306,7 +306,7 @@ def test_weights_have_the_variance_of_their_law(act):
 
 
 def test_a_full_run_trains_fresh_networks_at_the_best_rate_and_tries_rates_in_between(monkeypatch):
-    """The second training is asked for copies 1 to 3 at the best rate, and copy 0 at rates up to the first too large."""
+    """The second training is asked for copies 1 to 3 at the best rate, and copy 0 up to the first rate too large."""
     asked = []
 
     def pretended(config, nets, bench, every=0, reach=()):

@@ -12,13 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from normkit.lab.claim import Arm, Bench, Evidence, Params, Study, Values
-from normkit.lab.claims.b1_probes import gradients_of, probe
+from normkit.lab.claims.b1_probes import along_gradient, gradient_shift, gradients_of
 from normkit.lab.corpus import Corpus, bigram_entropy, unigram_entropy
 from normkit.lab.model.byte_mlp import ByteMLPs, MLPConfig, batches, descend, heldout_losses, heldout_rows
 from normkit.lab.settings import Settings
@@ -30,6 +29,7 @@ NORMS = ("none", "batch", "noisy")
 ACTIVATIONS = {"tanh": "tanh, Xavier", "relu": "ReLU, He"}
 FEW = (0.03, 0.1, 0.3, 1.0, 3.0)
 WIDER = tuple(2.0**k for k in range(-5, 4))
+ALONG, SHIFT = 5, 20  # steps between two probes along the gradient, and of what the layers below do to it
 FRESH = 3  # networks at the best rate
 BETWEEN = 3  # rates between the last that trains and the first that does not
 
@@ -41,7 +41,8 @@ def rates(settings: Settings) -> tuple[float, ...]:
 
 def _arms(settings: Settings) -> list[Arm]:
     again = {"fresh": 0, "between": 0} if settings.mode == "quick" else {"fresh": FRESH, "between": BETWEEN}
-    how = {"rates": rates(settings), "probe": 40 if settings.mode == "quick" else 20, **again}
+    probes = {"along": 20, "shift": 40} if settings.mode == "quick" else {"along": ALONG, "shift": SHIFT}
+    how = {"rates": rates(settings), **probes, **again}
     return [Arm(f"{norm}/{act}", {"norm": norm, "activation": act, **how}) for norm in NORMS for act in ACTIVATIONS]
 
 
@@ -51,15 +52,14 @@ class Runs:
 
     curves: list[list[float]]
     drift: list[Tensor] = field(default_factory=list[Tensor])
-    probes: list[dict[str, Tensor]] = field(default_factory=list[dict[str, Tensor]])
+    along: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
+    shift: list[Tensor] = field(default_factory=list[Tensor])
 
 
-def train(
-    config: MLPConfig, nets: Sequence[tuple[float, int]], bench: Bench, every: int = 0, reach: Sequence[float] = ()
-) -> Runs:
+def train(config: MLPConfig, nets: Sequence[tuple[float, int]], bench: Bench, along: int = 0, shift: int = 0) -> Runs:
     """Train networks side by side, each with its learning rate and copy.
 
-    ``every`` so many steps (0 for never) all are probed, as far along their gradients as the steps in ``reach``.
+    All are probed along their gradients every ``along`` steps, for what the layers below do every ``shift``; 0: never.
     """
     assert bench.corpus is not None
     device, copies = bench.settings.device, [copy for _, copy in nets]
@@ -77,8 +77,10 @@ def train(
             if before is not None and step % CURVE == 1:
                 runs.drift.append((units - before).square().mean((0, 1, 3)).sqrt())
             before = units
-        if every and step % every == 0:
-            runs.probes.append(probe(model, rows, losses, gradients, lrs, reach))
+        if along and step % along == 0:
+            runs.along.append(along_gradient(model, rows, losses, gradients, lrs))
+        if shift and step % shift == 0:
+            runs.shift.append(gradient_shift(model, rows, gradients, lrs).mean(0))
         descend(dict(model.named_parameters()), gradients, lrs)
         if step % CURVE == CURVE - 1:
             for curve, loss in zip(runs.curves, heldout_losses(model, judged), strict=True):
@@ -94,9 +96,9 @@ def moments_of(inputs: list[Tensor]) -> Tensor:
 def _measure(params: Params, bench: Bench) -> Values:
     assert bench.corpus is not None
     config, grid = MLPConfig(params["norm"], params["activation"]), tuple(params["rates"])
-    every = 0 if params["norm"] == "noisy" else params["probe"]
+    probes = () if params["norm"] == "noisy" else (params["along"], params["shift"])
     unigram, margin = plateau(bench.corpus)
-    values = values_of(train(config, [(lr, 0) for lr in grid], bench, every, grid), unigram, margin)
+    values = values_of(train(config, [(lr, 0) for lr in grid], bench, *probes), unigram, margin)
     best, closer = grid[best_of(values["gain"])], between(grid, values["trained"], params["between"])
     nets = [*((best, copy) for copy in range(1, 1 + params["fresh"])), *((lr, 0) for lr in closer)]
     curves = train(config, nets, bench).curves if nets else []
@@ -120,9 +122,9 @@ def values_of(runs: Runs, unigram: float, margin: float) -> Values:
         "unigram": unigram,
         "margin": margin,
         "drift": _means(runs.drift),
-        "range": _means([p["range"].log() for p in runs.probes]),
-        "turn": _means([p["turn"].log() for p in runs.probes]),
-        "cosine": _means([p["cosine"] for p in runs.probes]),
+        "range": _means([spread.log() for spread, _ in runs.along]),
+        "turn": _means([turn.log() for _, turn in runs.along]),
+        "cosine": _means(runs.shift),
     }
 
 
@@ -177,14 +179,11 @@ def plateau(corpus: Corpus) -> tuple[float, float]:
     return unigram_entropy(heldout_rows(corpus)[:, -1]), information / 10
 
 
-def _finite(values: Any) -> Any:
-    """Return nested lists with None in place of what is not finite."""
-    if isinstance(values, list):
-        return [_finite(value) for value in cast("list[Any]", values)]
-    return values if math.isfinite(values) else None
+def _finite(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
-def _means(seen: list[Tensor]) -> list[Any]:
+def _means(seen: list[Tensor]) -> list[float | None]:
     """Return each network's mean, None where it is not finite; nothing at all where nothing was seen."""
     return _finite(torch.stack(seen).double().mean(0).tolist()) if seen else []
 
@@ -201,15 +200,10 @@ def at(role: str, activation: str) -> str:
     return f"{role}/{activation}"
 
 
-def by_rate(e: Evidence, path: str, key: str, lr: float, step: float | None = None) -> list[float]:
-    """Return ``key`` at a learning rate of the grid, seed by seed; None becomes NaN, which no criterion passes.
-
-    Of a probe along the gradient, return what lies up to ``step``, another rate of the grid.
-    """
-    grid = rates(e.settings)
-    found = [row[grid.index(lr)] for row in e.values(path, key)]
-    if step is not None:
-        found = [row[grid.index(step)] for row in found]
+def by_rate(e: Evidence, path: str, key: str, lr: float) -> list[float]:
+    """Return ``key`` at a learning rate of the grid, seed by seed; None becomes NaN, which no criterion passes."""
+    place = rates(e.settings).index(lr)
+    found = [row[place] for row in e.values(path, key)]
     return [math.nan if v is None else float(v) for v in found]
 
 
@@ -218,10 +212,16 @@ def best_rate(e: Evidence, path: str) -> float:
     return max(rates(e.settings), key=lambda lr: math.fsum(by_rate(e, path, "gain", lr)))
 
 
-def borne(e: Evidence, path: str) -> float:
-    """Return the largest learning rate of the grid at which all seeds train; the grid's first where there is none."""
+def shared(e: Evidence, *paths: str) -> tuple[float, ...]:
+    """Return the learning rates of the grid at which one of these arms trains and none is broken.
+
+    An arm trains at a rate if it does with all seeds, and is broken by a rate above all at which it trains. Below them
+    it is merely slower.
+    """
     grid = rates(e.settings)
-    return max((lr for lr in grid if all(by_rate(e, path, "trained", lr))), default=grid[0])
+    trains = [{lr for lr in grid if all(by_rate(e, path, "trained", lr))} for path in paths]
+    borne = min(max(well, default=0.0) for well in trains)
+    return tuple(lr for lr in grid if lr <= borne and any(lr in well for well in trains))
 
 
 def too_large(e: Evidence, path: str) -> float:

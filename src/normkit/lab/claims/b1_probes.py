@@ -1,18 +1,20 @@
 """Probes of B2 and B3: how rough the loss is along the gradient, and how far a gradient turns when layers below move.
 
 All look around a point of the trajectory without moving anything: parameters or running statistics. Networks are
-side by side.
+side by side, each probed at its own learning rate.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from normkit.lab.model.byte_mlp import ByteMLPs, descend, losses_of
+
+REACH = (0.5, 1.0, 2.0, 4.0)  # how many of its own steps a network is taken along its gradient
 
 Gradients = Mapping[str, Tensor]
 
@@ -25,38 +27,29 @@ def gradients_of(model: ByteMLPs, rows: Tensor) -> tuple[Tensor, dict[str, Tenso
     return losses.detach(), dict(zip(named, gradients, strict=True))
 
 
-def probe(
-    model: ByteMLPs, rows: Tensor, losses: Tensor, gradients: Gradients, rates: Tensor, steps: Sequence[float]
-) -> dict[str, Tensor]:
-    """Return the probes of each network: ``range`` and ``turn`` (R, steps), ``cosine`` (R,)."""
-    spread, turn = along_gradient(model, rows, losses, gradients, steps)
-    return {"range": spread, "turn": turn, "cosine": gradient_shift(model, rows, gradients, rates).mean(0)}
-
-
 def along_gradient(
-    model: ByteMLPs, rows: Tensor, losses: Tensor, gradients: Gradients, steps: Sequence[float]
+    model: ByteMLPs, rows: Tensor, losses: Tensor, gradients: Gradients, rates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the range of L(θ − ηg) and the largest ‖∇L(θ − ηg) − g‖ over η from 0 up to each step, (R, steps) each.
+    """Return the range of L(θ − ηg), η = 0 and `REACH` × rate, and the largest ‖∇L(θ − ηg) − g‖ among them; (R,) each.
 
-    Every network goes the same ``steps``, in ascending order, whatever its own rate.
+    ``losses`` and ``gradients`` are those at θ.
     """
-    seen, turned, nets = [losses], list[Tensor](), len(losses)
-    for step in steps:
+    seen, turned = [losses], list[Tensor]()
+    for reach in REACH:
         moved = copy.deepcopy(model)
-        descend(dict(moved.named_parameters()), gradients, torch.full_like(losses, step))
+        descend(dict(moved.named_parameters()), gradients, reach * rates)
         loss, there = gradients_of(moved, rows)
         seen.append(loss)
-        squares = [(there[n] - g).reshape(nets, -1).square().sum(1) for n, g in gradients.items()]
+        squares = [(there[n] - g).reshape(len(rates), -1).square().sum(1) for n, g in gradients.items()]
         turned.append(torch.stack(squares).sum(0).sqrt())
     at = torch.stack(seen)
-    spread = at.cummax(0).values - at.cummin(0).values
-    return spread[1:].T, torch.stack(turned).cummax(0).values.T
+    return at.amax(0) - at.amin(0), torch.stack(turned).amax(0)
 
 
 def gradient_shift(model: ByteMLPs, rows: Tensor, gradients: Gradients, rates: Tensor) -> Tensor:
     """Return, for each hidden weight, the cosine of its gradient before and after the layers below step; (layers, R).
 
-    Each network steps at its own rate (R,). This is internal covariate shift as Santurkar et al. measure it: what the
+    This is internal covariate shift as Santurkar et al. measure it: what the
     layer above sees of the others' update.
     """
     moved = copy.deepcopy(model)

@@ -1,54 +1,60 @@
 """B2 and B3: whether BatchNorm makes the loss smoother along the gradient, and whether it reduces covariate shift.
 
-Both arms are probed at the same learning rates, so that they look equally far in parameter space.
+Both arms are probed at the same learning rates, so that they look equally far in parameter space, and judged at those
+that have broken neither: what a network that diverged meets along its gradient says nothing about its norm.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
 from normkit.lab.claims.b1_batch_norm import MEASURED
-from normkit.lab.claims.b1_map import ACTIVATIONS, STUDY, at, best_rate, borne, by_rate, rates
+from normkit.lab.claims.b1_map import ACTIVATIONS, ALONG, SHIFT, STUDY, at, by_rate, rates, shared
+from normkit.lab.claims.b1_probes import REACH
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.numbers import estimate
 from normkit.lab.verdict import Criterion
 
 _NAMES = {"range": "range of the loss along the gradient", "turn": "largest change of the gradient along itself"}
-_PROBED = "Every 20 steps (40 in a quick run) a run without noise is probed, without moving. "
+_SHARED = (
+    "Judged is the mean over the rates at which at least one of the two networks trains with all seeds, and which are "
+    "above no network's largest such rate. "
+)
 
 
-def _differences(
-    e: Evidence, a: str, b: str, activation: str, key: str, lr: float, step: float | None = None
-) -> list[float]:
-    """Return the differences a − b of ``key``, seed by seed; see `by_rate`."""
-    ours, others = (by_rate(e, at(role, activation), key, lr, step) for role in (a, b))
+def _shared(e: Evidence, activation: str) -> tuple[float, ...]:
+    return shared(e, at("batch", activation), at("none", activation))
+
+
+def _means(e: Evidence, role: str, activation: str, key: str) -> list[float]:
+    """Return the mean of ``key`` over the rates shared, seed by seed; NaN without any."""
+    columns = [by_rate(e, at(role, activation), key, lr) for lr in _shared(e, activation)]
+    return [math.fsum(row) / len(row) for row in zip(*columns, strict=True)] or [math.nan]
+
+
+def _differences(e: Evidence, a: str, b: str, activation: str, key: str) -> list[float]:
+    """Return the differences a − b of the means of ``key``, seed by seed."""
+    ours, others = (_means(e, role, activation, key) for role in (a, b))
     return [p - q for p, q in zip(ours, others, strict=True)]
 
 
-def _shared(e: Evidence, activation: str) -> float:
-    """Return the smaller of the two best rates: one at which both networks are meant to train."""
-    return min(best_rate(e, at(role, activation)) for role in ("batch", "none"))
+def _judged(name: str, e: Evidence, activation: str, **how: Any) -> Criterion:
+    """Return a criterion that is open where the two networks share no rate."""
+    if not _shared(e, activation):
+        how |= {"values": [0.0], "known": (-math.inf, math.inf)}
+    at_rates = ", ".join(f"{lr:g}" for lr in _shared(e, activation)) or "none"
+    return Criterion(name=f"{ACTIVATIONS[activation]}, rates {at_rates}: {name}", **how)
 
 
-def _near(e: Evidence, activation: str) -> float:
-    """Return four of the networks' own steps, as far as the grid goes."""
-    return max(step for step in rates(e.settings) if step <= 4 * _shared(e, activation))
-
-
-def _far(e: Evidence, activation: str) -> float:
-    """Return four steps at the largest rate at which BatchNorm trains with all seeds, as far as the grid goes."""
-    return max(step for step in rates(e.settings) if step <= 4 * borne(e, at("batch", activation)))
-
-
-def _smoother(e: Evidence, activation: str, step: float) -> list[Criterion]:
-    """Return the criteria that both measures are smaller with BatchNorm; ln of the ratio, without over with."""
-    lr = _shared(e, activation)
+def _smoother(e: Evidence, activation: str) -> list[Criterion]:
     return [
-        Criterion(
-            name=f"{ACTIVATIONS[activation]}, rate {lr:g}, steps to {step:g}: ln of the {name}, without over with "
-            "BatchNorm",
-            values=_differences(e, "none", "batch", activation, key, lr, step),
+        _judged(
+            f"ln of the {name}, without over with BatchNorm",
+            e,
+            activation,
+            values=_differences(e, "none", "batch", activation, key),
             kind="above",
             target=0.0,
             tolerance=math.log(1.25),
@@ -61,19 +67,19 @@ def _smoother(e: Evidence, activation: str, step: float) -> list[Criterion]:
 
 def _b2_summary(e: Evidence) -> str:
     def line(activation: str) -> str:
-        lr, steps = _shared(e, activation), (_near(e, activation), _far(e, activation))
-        found = (f"{estimate(_differences(e, 'none', 'batch', activation, 'turn', lr, s))} to {s:g}" for s in steps)
-        return f"{activation} " + ", ".join(found)
+        return " and ".join(estimate(_differences(e, "none", "batch", activation, key)) for key in _NAMES)
 
-    return "gradient's change, ln plain/BatchNorm, steps " + "; ".join(map(line, ACTIVATIONS))
+    return "ln of the loss's range and the gradient's change, without over with: " + "; ".join(
+        f"{activation} {line(activation)}" for activation in ACTIVATIONS
+    )
 
 
 def _shift(e: Evidence, activation: str) -> Criterion:
-    lr = _shared(e, activation)
-    return Criterion(
-        name=f"{ACTIVATIONS[activation]}, rate {lr:g}: cosine of a layer's gradient before and after the layers below "
-        "move, with minus without BatchNorm",
-        values=_differences(e, "batch", "none", activation, "cosine", lr),
+    return _judged(
+        "cosine of a layer's gradient before and after the layers below move, with minus without BatchNorm",
+        e,
+        activation,
+        values=_differences(e, "batch", "none", activation, "cosine"),
         kind="at_most",
         target=0.0,
         tolerance=0.03,
@@ -83,60 +89,38 @@ def _shift(e: Evidence, activation: str) -> Criterion:
 
 def _b3_summary(e: Evidence) -> str:
     def line(activation: str) -> str:
-        lr = _shared(e, activation)
-        batch, none = (estimate(by_rate(e, at(role, activation), "cosine", lr)) for role in ("batch", "none"))
-        return f"{activation} {batch} against {none} at rate {lr:g}"
+        batch, none = (estimate(_means(e, role, activation, "cosine")) for role in ("batch", "none"))
+        return f"{activation} {batch} against {none}"
 
-    return "cosine before/after, BatchNorm against none: " + "; ".join(map(line, ACTIVATIONS))
+    return "cosine of gradients before and after, BatchNorm against none: " + "; ".join(map(line, ACTIVATIONS))
 
 
-def _along(e: Evidence) -> Chart:
+def _over_rates(e: Evidence, keys: dict[str, str], caption: str, alt: str) -> Chart:
     def line(role: str, label: str, activation: str, key: str) -> Series:
-        lr, grid = _shared(e, activation), rates(e.settings)
-        columns = [[math.exp(v) for v in by_rate(e, at(role, activation), key, lr, step)] for step in grid]
+        path = at(role, activation)
+        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, by_rate(e, path, key, lr)))]
+        shown = [by_rate(e, path, key, lr) for lr in grid]
+        columns = shown if key == "cosine" else [[math.exp(v) for v in column] for column in shown]
         return band(label, grid, [list(row) for row in zip(*columns, strict=True)])
 
+    judged = "; ".join(
+        f"{label}: {', '.join(f'{lr:g}' for lr in _shared(e, activation)) or 'none'}"
+        for activation, label in ACTIVATIONS.items()
+    )
     return Chart(
-        caption="What lies along a run's gradient, up to each step, at a rate at which both networks train ("
-        + ", ".join(f"{label}: {_shared(e, a):g}" for a, label in ACTIVATIONS.items())
-        + "). Bands: min–max over seeds.",
-        alt="Four panels of two curves that rise with the step.",
+        caption=f"{caption} Bands: min–max over seeds. Judged are the rates that break neither ({judged}).",
+        alt=alt,
         panels=[
             Panel(
-                f"{name} ({shown})",
-                "step along the gradient",
-                {"range": "loss (nats)", "turn": "‖change of gradient‖"}[key],
+                f"{_NAMES.get(key, 'covariate shift')} ({shown})",
+                "learning rate",
+                label,
                 [line("batch", "BatchNorm", activation, key), line("none", "no norm", activation, key)],
                 x_scale="log",
-                y_scale="log",
+                y_scale="linear" if key == "cosine" else "log",
             )
             for activation, shown in ACTIVATIONS.items()
-            for key, name in _NAMES.items()
-        ],
-    )
-
-
-def _shift_chart(e: Evidence) -> Chart:
-    def line(role: str, label: str, activation: str) -> Series:
-        path = at(role, activation)
-        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, by_rate(e, path, "cosine", lr)))]
-        columns = [by_rate(e, path, "cosine", lr) for lr in grid]
-        return band(label, grid, [list(row) for row in zip(*columns, strict=True)])
-
-    return Chart(
-        caption="How much of a layer's gradient survives the step of the layers below it (1: all of it). Judged at "
-        + ", ".join(f"{_shared(e, a):g} ({label})" for a, label in ACTIVATIONS.items())
-        + ". Bands: min–max over seeds.",
-        alt="Two panels of two curves that fall as the learning rate grows.",
-        panels=[
-            Panel(
-                f"covariate shift ({shown})",
-                "learning rate",
-                "cosine before/after",
-                [line("batch", "BatchNorm", activation), line("none", "no norm", activation)],
-                x_scale="log",
-            )
-            for activation, shown in ACTIVATIONS.items()
+            for key, label in keys.items()
         ],
     )
 
@@ -148,33 +132,39 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Normalization makes the loss surface smoother and the direction of updates steadier.",
         sentences=(5,),
         source="Article, “Why deep networks are hard to train”; Santurkar et al. 2018, section 3.",
-        measured=MEASURED + _PROBED + "A probe goes steps of the grid's rates along the gradient. Measured are the "
-        "range of the loss and the largest change of the gradient up to a step, the geometric mean over probes, at the "
-        "smaller of the two networks' best rates, so that neither has been broken by its rate.",
+        measured=MEASURED + f"Every {ALONG} steps a run looks along its own gradient, as far as {REACH[0]:g} to "
+        f"{REACH[-1]:g} of its steps, without moving. Measured are the range of the loss and the largest change of the "
+        "gradient, the geometric mean over probes. " + _SHARED,
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="With tanh and with ReLU: along up to four of the networks' own steps both measures are smaller "
-            "with BatchNorm, by more than a quarter.",
+            text="With tanh and with ReLU: both measures are smaller with BatchNorm, by more than a quarter.",
             origin="sentence",
-            criteria=lambda e: [c for a in ACTIVATIONS for c in _smoother(e, a, _near(e, a))],
+            criteria=lambda e: [c for activation in ACTIVATIONS for c in _smoother(e, activation)],
         ),
         corrected=Rule(
-            text="With tanh and with ReLU: from the same points, along up to four steps at the largest rate at which "
-            "BatchNorm trains with all seeds, both measures are smaller with it, by more than a quarter.",
+            text="With ReLU both measures are smaller with BatchNorm, by more than a quarter. ReLU passes on all that "
+            "a step adds to a layer, so that without a norm the layers' changes multiply; tanh is bounded.",
             origin="theory",
-            criteria=lambda e: [c for a in ACTIVATIONS for c in _smoother(e, a, _far(e, a))],
+            criteria=lambda e: _smoother(e, "relu"),
         ),
-        correction="Smoother is not what BatchNorm makes the loss everywhere: over steps that the plain network bears "
-        "its own loss is no rougher. Over the long steps that BatchNorm bears the plain network's loss is.",
+        correction="BatchNorm makes the loss smoother where the units pass on all that a step adds, as ReLU does. With "
+        "tanh, which is bounded, the loss along the gradient is no smoother with BatchNorm than without.",
         control=Control(
             text="BatchNorm taken away: the network without it plays both parts, and is no smoother than itself.",
             plays={"batch": "none", "none": "none"},
         ),
         summary=_b2_summary,
-        figures=lambda e: [_along(e)],
+        figures=lambda e: [
+            _over_rates(
+                e,
+                {"range": "loss (nats)", "turn": "‖change of gradient‖"},
+                "What a run meets along its own gradient, over its learning rate.",
+                "Four panels of two curves over the learning rate: that without a norm rises steeply at large rates.",
+            )
+        ],
         explanation=Explanation(
-            text="Without a norm a long step saturates the units it does not kill, and the loss explodes; with "
+            text="Without a norm a step changes the scale of every layer, and with ReLU the changes multiply; with "
             "BatchNorm what a step does to the scale is taken back.",
             status="conjecture",
         ),
@@ -187,23 +177,29 @@ CLAIMS: tuple[Claim, ...] = (
         sentences=(4,),
         source="Article, “Why deep networks are hard to train”; Ioffe and Szegedy 2015; Santurkar et al. 2018, "
         "section 2.2.",
-        measured=MEASURED + _PROBED + "A probe takes the gradient of each hidden weight on one batch before and "
+        measured=MEASURED + f"Every {SHIFT} steps the gradient of each hidden weight is taken on one batch before and "
         "after the layers below have made their step; the cosine of the two is averaged over layers and probes. No "
-        "shift is a cosine of 1.",
+        "shift is a cosine of 1. " + _SHARED,
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="With tanh and with ReLU: at the smaller of the two networks' best rates the cosine with BatchNorm is "
-            "not above that without by more than 0.03.",
+            text="With tanh and with ReLU: the cosine with BatchNorm is not above that without by more than 0.03.",
             origin="sentence",
-            criteria=lambda e: [_shift(e, a) for a in ACTIVATIONS],
+            criteria=lambda e: [_shift(e, activation) for activation in ACTIVATIONS],
         ),
         control=Control(
             text="The roles swapped: of the two networks only one can have the smaller shift.",
             plays={"batch": "none", "none": "batch"},
         ),
         summary=_b3_summary,
-        figures=lambda e: [_shift_chart(e)],
+        figures=lambda e: [
+            _over_rates(
+                e,
+                {"cosine": "cosine before/after"},
+                "How much of a layer's gradient survives the step of the layers below it (1: all of it).",
+                "Two panels of two curves that fall as the learning rate grows.",
+            )
+        ],
         explanation=Explanation(
             text="With BatchNorm a layer's gradient also passes through the statistics of the layers below, which "
             "change with every step.",
