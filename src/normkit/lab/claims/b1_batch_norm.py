@@ -40,12 +40,13 @@ LABELS = {"none": "no norm", "batch": "BatchNorm", "noisy": "BatchNorm + noise"}
 MEASURED = (
     f"{LAYERS} hidden layers of {WIDTH} units predict a byte of real text from the {BYTES} before it (embedding "
     f"{EMBEDDING}): plain SGD, {STEPS} steps of {ROWS} rows, with no norm, with normkit.BatchNorm before each "
-    "activation, or with noise after BatchNorm while training (each unit's shift and scale drawn anew at every step, "
-    "each sample's around them); units are tanh with Xavier's weights or ReLU with He's. Arms share text, initial "
+    "activation, or with noise after BatchNorm (each unit's shift and scale drawn anew at every step, each sample's "
+    "around them); units are tanh with Xavier's weights or ReLU with He's. Arms share text, initial "
     f"weights and {len(WIDER)} rates from {WIDER[0]:g} to {WIDER[-1]:g} ({FEW[0]:g} to {FEW[-1]:g} in a quick run). "
-    f"Held-out loss ({HELDOUT} rows, running statistics, no noise) is read every {CURVE} steps; a run's score is the "
-    f"mean of the last {CURVE * LAST} steps, and it trains if that is below the entropy of the bytes' frequencies by a "
-    "tenth of what one byte of context is worth. "
+    f"Held-out loss is read every {CURVE} steps, that of the network as it trains: by the statistics of the {HELDOUT} "
+    "held-out rows, and with noise, since running statistics gathered under noise fit no network without it. A run's "
+    f"score is the mean of the last {CURVE * LAST} steps, and it trains if that is below the entropy of the bytes' "
+    "frequencies by a tenth of what one byte of context is worth. "
 )
 
 
@@ -134,11 +135,6 @@ def _stabler(e: Evidence, activation: str) -> list[Criterion]:
         Criterion(*gain("noisy"), kind="above", target=0.0, tolerance=margin, reason=reason),
         Criterion(*gain("none"), kind="at_most", target=0.0, tolerance=margin, reason=reason),
     ]
-
-
-def _b1(e: Evidence, faster: Mapping[str, str]) -> list[Criterion]:
-    """Return the criteria of being stabler with all activations, and faster with those named."""
-    return [*(_faster(e, a) for a in faster), *(c for a in ACTIVATIONS for c in _stabler(e, a))]
 
 
 def _b1_summary(e: Evidence) -> str:
@@ -239,16 +235,8 @@ CLAIMS: tuple[Claim, ...] = (
             "the smallest rate above all at which the plain network trains with some seed, the noisy one trains while "
             "the plain one stays at the unigram plateau or above.",
             origin="sentence",
-            criteria=lambda e: _b1(e, ACTIVATIONS),
+            criteria=lambda e: [c for a in ACTIVATIONS for c in (_faster(e, a), *_stabler(e, a))],
         ),
-        corrected=Rule(
-            text="The same, but faster is asked with tanh and Xavier's weights only: there, in theory, the plain "
-            "network's signal shrinks from layer to layer, and He's weights with ReLU keep it.",
-            origin="theory",
-            criteria=lambda e: _b1(e, {"tanh": ACTIVATIONS["tanh"]}),
-        ),
-        correction="More stably, yes, whatever the units. Faster only where the plain network loses its signal, with "
-        "tanh and Xavier's weights; with ReLU and He's weights, each at its best rate, it is not.",
         control=Control(
             text="The roles swapped: the plain network must not be faster and bear larger rates than the noisy one.",
             plays={"noisy": "none", "none": "noisy", "batch": "batch"},

@@ -83,6 +83,7 @@ def train(config: MLPConfig, nets: Sequence[tuple[float, int]], bench: Bench, al
             runs.shift.append(gradient_shift(model, rows, gradients, lrs).mean(0))
         descend(dict(model.named_parameters()), gradients, lrs)
         if step % CURVE == CURVE - 1:
+            model.step = STEPS + step  # another noise than that of the step just taken
             for curve, loss in zip(runs.curves, heldout_losses(model, judged), strict=True):
                 curve.append(loss)
     return runs

@@ -35,7 +35,7 @@ class MLPConfig:
     """One kind of network.
 
     Args:
-        norm: what follows each linear map: nothing, BatchNorm, or BatchNorm and then noise while training.
+        norm: what follows each linear map: nothing, BatchNorm by the batch's own statistics, or that and then noise.
         activation: ``"tanh"`` with Xavier weights, N(0, 2/(in + out)), or ``"relu"`` with He's, N(0, 2/in).
         layers: hidden layers.
     """
@@ -49,8 +49,8 @@ class ByteMLPs(nn.Module):
     """R networks side by side; logits of the byte after each row of `BYTES` bytes: (R, N, `BYTES`) → (R, N, 256).
 
     ``copies`` says for each network which weights it starts from and which noise it meets: networks of one copy
-    differ in nothing but what is done to them. In training ``step`` chooses the noise of a ``"noisy"`` network: the
-    same step, the same noise, so that a loss can be evaluated twice. The activations' inputs of the last forward are
+    differ in nothing but what is done to them. ``step`` chooses the noise of a ``"noisy"`` network: the same step,
+    the same noise, so that a loss can be evaluated twice. The activations' inputs of the last forward are
     left in ``inputs``, (R, N, `WIDTH`) each. Every parameter's first dimension is R, or R·`WIDTH` in a norm.
     """
 
@@ -85,7 +85,7 @@ class ByteMLPs(nn.Module):
         first = 256 * torch.arange(nets, device=rows.device).view(nets, 1, 1)  # where a network's embeddings begin
         x = F.embedding(rows + first, self.embedding.flatten(0, 1)).flatten(2)
         self.inputs = []
-        noise = self._noise() if self.config.norm == "noisy" and self.training else {}
+        noise = self._noise() if self.config.norm == "noisy" else {}
         *weights, head = self.weights
         *biases, head_bias = self.biases
         for weight, bias, norm in zip(weights, biases, self.norms, strict=True):
@@ -137,11 +137,11 @@ def losses_of(model: ByteMLPs, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def heldout_losses(model: ByteMLPs, rows: Tensor) -> list[float]:
-    """Return each network's loss on ``rows`` (N, `BYTES` + 1) in evaluation mode: running statistics, no noise."""
-    model.eval()
-    losses = losses_of(model, rows.expand(len(model.copies), -1, -1))
-    model.train()
-    return losses.tolist()
+    """Return each network's loss on ``rows`` (N, `BYTES` + 1), as it trains: by their own statistics, with its noise.
+
+    Running statistics that were gathered under noise would describe no network without it.
+    """
+    return losses_of(model, rows.expand(len(model.copies), -1, -1)).tolist()
 
 
 @torch.no_grad()
