@@ -193,7 +193,7 @@ def _curves(e: Evidence) -> Chart:
 
     return Chart(
         caption=f"Held-out loss, the mean of {CURVE * LAST} steps, each arm at its best rate. Bands: min–max over "
-        "seeds. Right: change of a unit's batch mean and deviation from one step to the next, root mean square. That "
+        "seeds. Last: change of a unit's batch mean and deviation from one step to the next, root mean square. That "
         "noise raises it is by construction; it is shown, not scored.",
         alt="Two panels of three falling curves; beside them bars, the tallest those of the noisy network.",
         panels=[
