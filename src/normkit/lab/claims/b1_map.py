@@ -1,33 +1,37 @@
-"""The map behind B1 to B4: a deep network without a norm, with BatchNorm, and with noise after BatchNorm, over rates.
+"""The map behind B1 to B4: deep networks without a norm, with BatchNorm, and with noise after BatchNorm, over rates.
 
-Arms are named norm/rate; a role of the claims is a norm, read over all rates. Runs without noise also probe their own
-trajectory: the loss along the gradient, and how far each layer's gradient turns when the layers below it move.
+Arms are named norm/activation; a role of the claims is a norm. A measurement trains the whole grid of rates side by
+side, and in a full run once more: fresh networks at the rate that came out best, which so are not those it was chosen
+by, and rates between the last that trains and the first that does not. Runs without noise also probe their own
+trajectory.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from normkit.lab.claim import Arm, Bench, Evidence, Params, Study, Values
+from normkit.lab.claims.b1_probes import along_gradient, gradient_shift, gradients_of
 from normkit.lab.corpus import Corpus, bigram_entropy, unigram_entropy
-from normkit.lab.model.byte_mlp import ByteMLP, MLPConfig, batches, descend, heldout_loss, heldout_rows, loss_of
+from normkit.lab.model.byte_mlp import ByteMLPs, MLPConfig, batches, descend, heldout_losses, heldout_rows
 from normkit.lab.settings import Settings
 
 STEPS, ROWS = 160, 128
-CURVE = 10  # steps between two points of the held-out curve
-PROBE = 40  # steps between two probes
-REACH = (0.5, 1.0, 2.0, 4.0)  # how many of the run's own steps a probe goes along the gradient
+CURVE = 8  # steps between two points of the held-out curve
+LAST = 5  # points that a score is the mean of: 40 steps
 NORMS = ("none", "batch", "noisy")
-FEW = (0.3, 1.0, 3.0)
-WIDER = (0.03, 0.1, 0.3, 0.55, 1.0, 1.75, 3.0, 5.5, 10.0, 30.0)
-
-Gradients = Mapping[str, Tensor]
+ACTIVATIONS = {"tanh": "tanh, Xavier", "relu": "ReLU, He"}
+FEW = (0.03, 0.1, 0.3, 1.0, 3.0)
+WIDER = tuple(2.0**k for k in range(-5, 4))
+ALONG, SHIFT = 5, 20  # steps between two probes along the gradient, and of what the layers below do to it
+FRESH = 3  # networks at the best rate
+BETWEEN = 3  # rates between the last that trains and the first that does not
 
 
 def rates(settings: Settings) -> tuple[float, ...]:
@@ -36,50 +40,137 @@ def rates(settings: Settings) -> tuple[float, ...]:
 
 
 def _arms(settings: Settings) -> list[Arm]:
-    return [Arm(f"{norm}/lr-{lr:g}", {"norm": norm, "lr": lr}) for norm in NORMS for lr in rates(settings)]
+    again = {"fresh": 0, "between": 0} if settings.mode == "quick" else {"fresh": FRESH, "between": BETWEEN}
+    probes = {"along": 40, "shift": 40} if settings.mode == "quick" else {"along": ALONG, "shift": SHIFT}
+    how = {"rates": rates(settings), **probes, **again}
+    return [Arm(f"{norm}/{act}", {"norm": norm, "activation": act, **how}) for norm in NORMS for act in ACTIVATIONS]
+
+
+@dataclass
+class Runs:
+    """What R networks trained side by side leave: a curve each, and what was seen on the way, (R,) each time."""
+
+    curves: list[list[float]]
+    drift: list[Tensor] = field(default_factory=list[Tensor])
+    along: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
+    shift: list[Tensor] = field(default_factory=list[Tensor])
+
+
+def train(config: MLPConfig, nets: Sequence[tuple[float, int]], bench: Bench, along: int = 0, shift: int = 0) -> Runs:
+    """Train networks side by side, each with its learning rate and copy.
+
+    All are probed along their gradients every ``along`` steps, for what the layers below do every ``shift``; 0: never.
+    """
+    assert bench.corpus is not None
+    device, copies = bench.settings.device, [copy for _, copy in nets]
+    lrs = torch.tensor([lr for lr, _ in nets], device=device)
+    model = ByteMLPs(config, bench.draws, copies).to(device)
+    judged = heldout_rows(bench.corpus).to(device)
+    text = {copy: batches(bench.corpus, STEPS, ROWS, bench.draws, copy) for copy in set(copies)}
+    runs, before = Runs([[loss] for loss in heldout_losses(model, judged)]), None
+    for step in range(STEPS):
+        model.step = step
+        rows = torch.stack([text[copy][step] for copy in copies]).to(device)
+        losses, gradients = gradients_of(model, rows)
+        if step % CURVE < 2:
+            units = moments_of(model.inputs)
+            if before is not None and step % CURVE == 1:
+                runs.drift.append((units - before).square().mean((0, 1, 3)).sqrt())
+            before = units
+        if along and step % along == 0:
+            runs.along.append(along_gradient(model, rows, losses, gradients, lrs))
+        if shift and step % shift == 0:
+            runs.shift.append(gradient_shift(model, rows, gradients, lrs).mean(0))
+        descend(dict(model.named_parameters()), gradients, lrs)
+        if step % CURVE == CURVE - 1:
+            model.step = STEPS + step  # another noise than that of the step just taken
+            for curve, loss in zip(runs.curves, heldout_losses(model, judged), strict=True):
+                curve.append(loss)
+    return runs
+
+
+def moments_of(inputs: list[Tensor]) -> Tensor:
+    """Return the mean and the standard deviation of every unit over the batch, (layers, 2, R, units)."""
+    return torch.stack([torch.stack([x.mean(1), x.std(1)]) for x in inputs])
 
 
 def _measure(params: Params, bench: Bench) -> Values:
-    """Train once; a run ends where a loss is not finite."""
     assert bench.corpus is not None
-    device, lr = bench.settings.device, params["lr"]
-    model = ByteMLP(MLPConfig(params["norm"]), bench.draws).to(device)
-    judged = heldout_rows(bench.corpus).to(device)
-    curve, drift, probes = [heldout_loss(model, judged)], list[float](), list[Values]()
-    before: Tensor | None = None
-    for step, rows in enumerate(batches(bench.corpus, STEPS, ROWS, bench.draws).to(device)):
-        model.step = step
-        loss, gradients = gradients_of(model, rows)
-        units = moments_of(model.inputs)
-        if not math.isfinite(loss):
-            break
-        if before is not None:
-            drift.append(float((units - before).square().mean().sqrt()))
-        before = units
-        if step % PROBE == 0 and params["norm"] != "noisy":
-            probes.append(probe(model, rows, gradients, lr))
-        descend(dict(model.named_parameters()), gradients, lr)
-        if step % CURVE == CURVE - 1:
-            curve.append(heldout_loss(model, judged))
-    return values_of(curve, drift, probes, *plateau(bench.corpus))
+    config, grid = MLPConfig(params["norm"], params["activation"]), tuple(params["rates"])
+    probes = () if params["norm"] == "noisy" else (params["along"], params["shift"])
+    unigram, margin = plateau(bench.corpus)
+    values = values_of(train(config, [(lr, 0) for lr in grid], bench, *probes), unigram, margin)
+    best, closer = grid[best_of(values["gain"])], between(grid, values["trained"], params["between"])
+    nets = [*((best, copy) for copy in range(1, 1 + params["fresh"])), *((lr, 0) for lr in closer)]
+    curves = train(config, nets, bench).curves if nets else []
+    at_best = curves[: params["fresh"]] or [values["curve"][grid.index(best)]]
+    gains = [gain_of(curve, unigram) for curve in curves[params["fresh"] :]]
+    return values | {
+        "best": best,
+        "at best": [_finite(curve) for curve in at_best],
+        "closer": list(closer),
+        "closer trained": [gain > margin for gain in gains],
+    }
 
 
-def values_of(curve: list[float], drift: list[float], probes: list[Values], unigram: float, margin: float) -> Values:
-    """Return a run as measurements. A run that diverged has gained nothing over the unigram plateau."""
-    whole = len(curve) == STEPS // CURVE + 1 and all(map(math.isfinite, curve))
-    heldout = curve[-1] if whole else None
+def values_of(runs: Runs, unigram: float, margin: float) -> Values:
+    """Return a grid's runs as measurements, a list over its rates each; geometric means of ``range`` and ``turn``."""
+    gains = [gain_of(curve, unigram) for curve in runs.curves]
     return {
-        "heldout": heldout,
-        "trained": heldout is not None and heldout < unigram - margin,
-        "gain": 0.0 if heldout is None else unigram - heldout,
-        "curve": [point if math.isfinite(point) else None for point in curve],
+        "gain": gains,
+        "trained": [gain > margin for gain in gains],
+        "curve": [_finite(curve) for curve in runs.curves],
         "unigram": unigram,
         "margin": margin,
-        "drift": _mean(drift),
-        "range": _log_mean([p["range"] for p in probes]),
-        "turn": _log_mean([p["turn"] for p in probes]),
-        "cosine": _mean([p["cosine"] for p in probes]),
+        "drift": _means(runs.drift),
+        "range": _means([spread.log() for spread, _ in runs.along]),
+        "turn": _means([turn.log() for _, turn in runs.along]),
+        "cosine": _means(runs.shift),
     }
+
+
+def gain_of(curve: Sequence[float | None], unigram: float) -> float:
+    """Return what a curve ends on: by how much the mean of its last `LAST` points lies below the unigram plateau."""
+    return unigram - smoothed(curve, unigram)[-1]
+
+
+def smoothed(curve: Sequence[float | None], unigram: float) -> list[float]:
+    """Return the mean of each point and those before it, `LAST` in all, or as many as there are.
+
+    A point above the plateau, or not finite, counts as on it: nothing is known there but the bytes' frequencies, if
+    that.
+    """
+    points = [min(p, unigram) if p is not None and math.isfinite(p) else unigram for p in curve]
+    windows = [points[max(0, i + 1 - LAST) : i + 1] for i in range(len(points))]
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def best_of(gains: Sequence[float]) -> int:
+    """Return the place of the largest gain."""
+    return max(range(len(gains)), key=gains.__getitem__)
+
+
+def bracket(tried: Sequence[float], trained: Sequence[bool]) -> tuple[float, float]:
+    """Return between which two of the rates tried, in ascending order, the largest that trains lies.
+
+    The first is the last before the first failure above the smallest that trains, the second the smallest above all
+    that train. Beyond an edge it lies at 0 or ∞ at most. Below, networks are merely too slow.
+    """
+    pairs = list(zip(tried, trained, strict=True))
+    some = [lr for lr, well in pairs if well]
+    if not some:
+        return 0.0, tried[0]
+    failed = min((lr for lr, well in pairs if not well and lr > some[0]), default=math.inf)
+    return max(lr for lr in some if lr < failed), min((lr for lr in tried if lr > some[-1]), default=math.inf)
+
+
+def between(grid: Sequence[float], trained: Sequence[bool], number: int) -> tuple[float, ...]:
+    """Return ``number`` rates, evenly spaced in logarithms, between the last that trains and the next of the grid."""
+    low, _ = bracket(grid, trained)
+    following = min((lr for lr in grid if lr > low), default=low)
+    if low == 0 or following == low:
+        return ()
+    return tuple(low * (following / low) ** (i / (number + 1)) for i in range(1, number + 1))
 
 
 @lru_cache(maxsize=4)
@@ -89,93 +180,66 @@ def plateau(corpus: Corpus) -> tuple[float, float]:
     return unigram_entropy(heldout_rows(corpus)[:, -1]), information / 10
 
 
-def gradients_of(model: ByteMLP, rows: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss on ``rows`` and its gradient by parameter name."""
-    named = dict(model.named_parameters())
-    loss = loss_of(model, rows)
-    return float(loss.detach()), dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+def _finite(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
-def moments_of(inputs: list[Tensor]) -> Tensor:
-    """Return the mean and the standard deviation of every unit over the batch, (layers, 2, units)."""
-    return torch.stack([torch.stack([x.mean(0), x.std(0)]) for x in inputs])
-
-
-def probe(model: ByteMLP, rows: Tensor, gradients: Gradients, lr: float) -> Values:
-    """Look around a point of the trajectory without moving anything: parameters or running statistics."""
-    spread, turn = along_gradient(model, rows, gradients, lr)
-    cosines = gradient_shift(model, rows, gradients, lr)
-    return {"range": spread, "turn": turn, "cosine": sum(cosines) / len(cosines)}
-
-
-def along_gradient(model: ByteMLP, rows: Tensor, gradients: Gradients, lr: float) -> tuple[float, float]:
-    """Return the range of L(θ − ηg), η = 0 and `REACH` × lr, and the largest ‖∇L(θ − ηg) − g‖ among them."""
-    losses, turned = list[float](), 0.0
-    for reach in (0.0, *REACH):
-        moved = copy.deepcopy(model)
-        descend(dict(moved.named_parameters()), gradients, reach * lr)
-        loss, there = gradients_of(moved, rows)
-        losses.append(loss)
-        turned = max(turned, math.sqrt(sum(float((there[n] - g).square().sum()) for n, g in gradients.items())))
-    return max(losses) - min(losses), turned
-
-
-def gradient_shift(model: ByteMLP, rows: Tensor, gradients: Gradients, lr: float) -> list[float]:
-    """Return, for each hidden weight, the cosine between its gradient before and after all layers below took a step.
-
-    This is internal covariate shift as Santurkar et al. measure it: what the layer above sees of the others' update.
-    """
-    moved = copy.deepcopy(model)
-    named, below, cosines = dict(moved.named_parameters()), ["embedding.weight"], list[float]()
-    for i in range(moved.config.layers):
-        descend({name: named[name] for name in below}, gradients, lr)
-        weight = f"hidden.{i}.weight"
-        (after,) = torch.autograd.grad(loss_of(moved, rows), [named[weight]])
-        cosines.append(float(torch.cosine_similarity(after.flatten(), gradients[weight].flatten(), dim=0)))
-        below = [name for name in named if name.startswith((f"hidden.{i}.", f"norms.{i}."))]
-    return cosines
-
-
-def _mean(values: list[float]) -> float | None:
-    mean = sum(values) / len(values) if values else math.nan
-    return mean if math.isfinite(mean) else None
-
-
-def _log_mean(values: list[float]) -> float | None:
-    """Return the mean of the logarithms, None where one is not a positive finite number."""
-    return _mean([math.log(v) for v in values]) if all(v > 0 and math.isfinite(v) for v in values) else None
+def _means(seen: list[Tensor]) -> list[float | None]:
+    """Return each network's mean, None where it is not finite; nothing at all where nothing was seen."""
+    return _finite(torch.stack(seen).double().mean(0).tolist()) if seen else []
 
 
 def _seconds(params: Params) -> float:
-    return {"none": 0.6, "batch": 1.8, "noisy": 1.7}[params["norm"]]
+    """Estimate from a network's share of a training side by side, the grid's first, then those of a full run."""
+    first, then = {"none": (0.3, 0.2), "batch": (0.8, 0.5), "noisy": (0.5, 0.8)}[params["norm"]]
+    return first * len(params["rates"]) + then * (params["fresh"] + params["between"])
 
 
 STUDY = Study(id="batch_norm_map", arms=_arms, measure=_measure, seconds=_seconds, seeds=5, corpus=True, full_only=True)
 
 
-def at(role: str, lr: float) -> str:
-    """Return the evidence path of a role at a learning rate."""
-    return f"{role}/lr-{lr:g}"
+def at(role: str, activation: str) -> str:
+    """Return the evidence path of a role with an activation."""
+    return f"{role}/{activation}"
 
 
-def best_rate(e: Evidence, role: str) -> float:
-    """Return the learning rate at which this arm gains most on held-out text, in the mean over seeds."""
-    return max(rates(e.settings), key=lambda lr: math.fsum(e.numbers(at(role, lr), "gain")))
+def by_rate(e: Evidence, path: str, key: str, lr: float) -> list[float]:
+    """Return ``key`` at a learning rate of the grid, seed by seed; None becomes NaN, which no criterion passes."""
+    place = rates(e.settings).index(lr)
+    found = [row[place] for row in e.values(path, key)]
+    return [math.nan if v is None else float(v) for v in found]
 
 
-def share_trained(e: Evidence, role: str, lr: float) -> float:
-    """Return the share of seeds that leave the unigram plateau."""
-    runs = e.numbers(at(role, lr), "trained")
-    return sum(runs) / len(runs)
+def best_rate(e: Evidence, path: str) -> float:
+    """Return the learning rate of the grid at which this arm gains most on held-out text, in the mean over seeds."""
+    return max(rates(e.settings), key=lambda lr: math.fsum(by_rate(e, path, "gain", lr)))
 
 
-def boundary(e: Evidence, role: str) -> tuple[float, float]:
-    """Return between which two rates of the grid the largest that all seeds bear lies.
+def shared(e: Evidence, *paths: str) -> tuple[float, ...]:
+    """Return the learning rates of the grid at which one of these arms trains and none is broken.
 
-    The first is the largest at which all seeds train, the second the smallest above it at which none does: where
-    seeds disagree the limit may lie at either end. Beyond an edge of the grid it lies at 0 or ∞ at most.
+    An arm trains at a rate if it does with all seeds, and is broken by a rate above all at which it trains. Below them
+    it is merely slower.
     """
     grid = rates(e.settings)
-    shares = [share_trained(e, role, lr) for lr in grid]
-    low = max((lr for lr, share in zip(grid, shares, strict=True) if share == 1), default=0.0)
-    return low, min((lr for lr, share in zip(grid, shares, strict=True) if lr > low and share == 0), default=math.inf)
+    trains = [{lr for lr in grid if all(by_rate(e, path, "trained", lr))} for path in paths]
+    borne = min(max(well, default=0.0) for well in trains)
+    return tuple(lr for lr in grid if lr <= borne and any(lr in well for well in trains))
+
+
+def too_large(e: Evidence, path: str) -> float:
+    """Return the smallest learning rate of the grid above all at which some seed trains; its last if there is none."""
+    grid = rates(e.settings)
+    some = max((lr for lr in grid if any(by_rate(e, path, "trained", lr))), default=0.0)
+    return next((lr for lr in grid if lr > some), grid[-1])
+
+
+def limits(e: Evidence, path: str) -> list[tuple[float, float]]:
+    """Return between which two learning rates the largest that trains lies, seed by seed."""
+    found = list[tuple[float, float]]()
+    for trained, closer, well in zip(
+        *(e.values(path, k) for k in ("trained", "closer", "closer trained")), strict=True
+    ):
+        tried = sorted([*zip(rates(e.settings), trained, strict=True), *zip(closer, well, strict=True)])
+        found.append(bracket([lr for lr, _ in tried], [did for _, did in tried]))
+    return found

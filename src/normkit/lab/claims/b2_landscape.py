@@ -1,36 +1,60 @@
 """B2 and B3: whether BatchNorm makes the loss smoother along the gradient, and whether it reduces covariate shift.
 
-Both arms are probed at the same learning rates, so that they look equally far in parameter space.
+Both arms are probed at the same learning rates, so that they look equally far in parameter space, and judged at those
+that have broken neither: what a network that diverged meets along its gradient says nothing about its norm.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
 from normkit.lab.claims.b1_batch_norm import MEASURED
-from normkit.lab.claims.b1_map import PROBE, REACH, STUDY, at, best_rate, boundary, rates
+from normkit.lab.claims.b1_map import ACTIVATIONS, ALONG, SHIFT, STUDY, at, by_rate, rates, shared
+from normkit.lab.claims.b1_probes import REACH
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.numbers import estimate
 from normkit.lab.verdict import Criterion
 
 _NAMES = {"range": "range of the loss along the gradient", "turn": "largest change of the gradient along itself"}
-_PROBED = (
-    f"Every {PROBE} steps a run looks along its own gradient, as far as {REACH[0]:g} to {REACH[-1]:g} of its steps, "
-    "without moving. "
+_SHARED = (
+    "Judged is the mean over the rates at which at least one of the two networks trains with all seeds, and which are "
+    "above no network's largest such rate. "
 )
 
 
-def _ratios(e: Evidence, key: str, lr: float) -> list[float]:
-    """Return ln (no norm / BatchNorm) at a rate, seed by seed: above 0 where BatchNorm is smoother."""
-    return e.paired(at("none", lr), at("batch", lr), key)
+def _shared(e: Evidence, activation: str) -> tuple[float, ...]:
+    return shared(e, at("batch", activation), at("none", activation))
 
 
-def _smoother(e: Evidence, lr: float) -> list[Criterion]:
+def _means(e: Evidence, role: str, activation: str, key: str) -> list[float]:
+    """Return the mean of ``key`` over the rates shared, seed by seed; NaN without any."""
+    columns = [by_rate(e, at(role, activation), key, lr) for lr in _shared(e, activation)]
+    return [math.fsum(row) / len(row) for row in zip(*columns, strict=True)] or [math.nan]
+
+
+def _differences(e: Evidence, a: str, b: str, activation: str, key: str) -> list[float]:
+    """Return the differences a − b of the means of ``key``, seed by seed."""
+    ours, others = (_means(e, role, activation, key) for role in (a, b))
+    return [p - q for p, q in zip(ours, others, strict=True)]
+
+
+def _judged(name: str, e: Evidence, activation: str, **how: Any) -> Criterion:
+    """Return a criterion that is open where the two networks share no rate."""
+    if not _shared(e, activation):
+        how |= {"values": [0.0], "known": (-math.inf, math.inf)}
+    at_rates = ", ".join(f"{lr:g}" for lr in _shared(e, activation)) or "none"
+    return Criterion(name=f"{ACTIVATIONS[activation]}, rates {at_rates}: {name}", **how)
+
+
+def _smoother(e: Evidence, activation: str) -> list[Criterion]:
     return [
-        Criterion(
-            name=f"rate {lr:g}: ln of the {name}, without over with BatchNorm",
-            values=_ratios(e, key, lr),
+        _judged(
+            f"ln of the {name}, without over with BatchNorm",
+            e,
+            activation,
+            values=_differences(e, "none", "batch", activation, key),
             kind="above",
             target=0.0,
             tolerance=math.log(1.25),
@@ -41,61 +65,61 @@ def _smoother(e: Evidence, lr: float) -> list[Criterion]:
     ]
 
 
-def _shared(e: Evidence) -> float:
-    """Return the smaller of the two best rates: one at which both networks are meant to train."""
-    return min(best_rate(e, role) for role in ("batch", "none"))
-
-
-def _borne(e: Evidence) -> float:
-    return boundary(e, "batch")[0] or rates(e.settings)[0]
-
-
 def _b2_summary(e: Evidence) -> str:
-    best, borne = _shared(e), _borne(e)
-    here, there = (estimate(_ratios(e, "range", lr)) for lr in (best, borne))
-    return f"ln of the loss's range, without over with: {here} at rate {best:g}, {there} at {borne:g}"
+    def line(activation: str) -> str:
+        return " and ".join(estimate(_differences(e, "none", "batch", activation, key)) for key in _NAMES)
+
+    return "ln of the loss's range and the gradient's change, without over with: " + "; ".join(
+        f"{activation} {line(activation)}" for activation in ACTIVATIONS
+    )
 
 
-def _shift(e: Evidence) -> list[Criterion]:
-    lr = _shared(e)
-    return [
-        Criterion(
-            name=f"rate {lr:g}: cosine of a layer's gradient before and after the layers below move, with minus "
-            "without BatchNorm",
-            values=e.paired(at("batch", lr), at("none", lr), "cosine"),
-            kind="at_most",
-            target=0.0,
-            tolerance=0.03,
-            reason="a gradient that turns by 14° has the cosine 0.97 with itself; a smaller gain reduces little",
-        )
-    ]
+def _shift(e: Evidence, activation: str) -> Criterion:
+    return _judged(
+        "cosine of a layer's gradient before and after the layers below move, with minus without BatchNorm",
+        e,
+        activation,
+        values=_differences(e, "batch", "none", activation, "cosine"),
+        kind="at_most",
+        target=0.0,
+        tolerance=0.03,
+        reason="a gradient that turns by 14° has the cosine 0.97 with itself; a smaller gain reduces little",
+    )
 
 
 def _b3_summary(e: Evidence) -> str:
-    lr = _shared(e)
-    batch, none = (estimate(e.numbers(at(role, lr), "cosine")) for role in ("batch", "none"))
-    return f"rate {lr:g}: cosine of gradients before and after {batch} with BatchNorm, {none} without"
+    def line(activation: str) -> str:
+        batch, none = (estimate(_means(e, role, activation, "cosine")) for role in ("batch", "none"))
+        return f"{activation} {batch} against {none}"
+
+    return "cosine of gradients before and after, BatchNorm against none: " + "; ".join(map(line, ACTIVATIONS))
 
 
 def _over_rates(e: Evidence, keys: dict[str, str], caption: str, alt: str) -> Chart:
-    def line(role: str, label: str, key: str) -> Series:
-        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, e.numbers(at(role, lr), key)))]
-        shown = [e.numbers(at(role, lr), key) for lr in grid]
+    def line(role: str, label: str, activation: str, key: str) -> Series:
+        path = at(role, activation)
+        grid = [lr for lr in rates(e.settings) if all(map(math.isfinite, by_rate(e, path, key, lr)))]
+        shown = [by_rate(e, path, key, lr) for lr in grid]
         columns = shown if key == "cosine" else [[math.exp(v) for v in column] for column in shown]
         return band(label, grid, [list(row) for row in zip(*columns, strict=True)])
 
+    judged = "; ".join(
+        f"{label}: {', '.join(f'{lr:g}' for lr in _shared(e, activation)) or 'none'}"
+        for activation, label in ACTIVATIONS.items()
+    )
     return Chart(
-        caption=caption + " Bands: min–max over seeds.",
+        caption=f"{caption} Bands: min–max over seeds. Judged are the rates that break neither ({judged}).",
         alt=alt,
         panels=[
             Panel(
-                _NAMES.get(key, "covariate shift"),
+                f"{_NAMES.get(key, 'covariate shift')} ({shown})",
                 "learning rate",
                 label,
-                [line("batch", "BatchNorm", key), line("none", "no norm", key)],
+                [line("batch", "BatchNorm", activation, key), line("none", "no norm", activation, key)],
                 x_scale="log",
                 y_scale="linear" if key == "cosine" else "log",
             )
+            for activation, shown in ACTIVATIONS.items()
             for key, label in keys.items()
         ],
     )
@@ -108,24 +132,24 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Normalization makes the loss surface smoother and the direction of updates steadier.",
         sentences=(5,),
         source="Article, “Why deep networks are hard to train”; Santurkar et al. 2018, section 3.",
-        measured=MEASURED + _PROBED + "Measured are the range of the loss and the largest change of the gradient, the "
-        "geometric mean over probes.",
+        measured=MEASURED + f"Every {ALONG} steps a run looks along its own gradient, as far as {REACH[0]:g} to "
+        f"{REACH[-1]:g} of its steps, without moving. Measured are the range of the loss and the largest change of the "
+        "gradient, the geometric mean over probes. " + _SHARED,
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="At the smaller of the two networks' best rates both measures are smaller with BatchNorm, "
-            "by more than a quarter.",
+            text="With tanh and with ReLU: both measures are smaller with BatchNorm, by more than a quarter.",
             origin="sentence",
-            criteria=lambda e: _smoother(e, _shared(e)),
+            criteria=lambda e: [c for activation in ACTIVATIONS for c in _smoother(e, activation)],
         ),
         corrected=Rule(
-            text="At the largest rate that BatchNorm bears in all seeds both measures are smaller with it, by more "
-            "than a quarter.",
+            text="With ReLU both measures are smaller with BatchNorm, by more than a quarter. ReLU passes on all that "
+            "a step adds to a layer, so that without a norm the layers' changes multiply; tanh is bounded.",
             origin="theory",
-            criteria=lambda e: _smoother(e, _borne(e)),
+            criteria=lambda e: _smoother(e, "relu"),
         ),
-        correction="Smoother is not what BatchNorm makes the loss everywhere: over steps that the plain network bears "
-        "its own loss is no rougher. Over the long steps that BatchNorm bears the plain network's loss is.",
+        correction="BatchNorm makes the loss smoother where the units pass on all that a step adds, as ReLU does. With "
+        "tanh, which is bounded, it does not, in the mean over the rates that the plain network bears.",
         control=Control(
             text="BatchNorm taken away: the network without it plays both parts, and is no smoother than itself.",
             plays={"batch": "none", "none": "none"},
@@ -136,11 +160,11 @@ CLAIMS: tuple[Claim, ...] = (
                 e,
                 {"range": "loss (nats)", "turn": "‖change of gradient‖"},
                 "What a run meets along its own gradient, over its learning rate.",
-                "Two panels of two curves over the learning rate: that without a norm rises steeply at large rates.",
+                "Four panels of two curves over the learning rate: with tanh they cross, with ReLU they lie apart.",
             )
         ],
         explanation=Explanation(
-            text="Without a norm a long step saturates the units it does not kill, and the loss explodes; with "
+            text="Without a norm a step changes the scale of every layer, and with ReLU the changes multiply; with "
             "BatchNorm what a step does to the scale is taken back.",
             status="conjecture",
         ),
@@ -153,16 +177,15 @@ CLAIMS: tuple[Claim, ...] = (
         sentences=(4,),
         source="Article, “Why deep networks are hard to train”; Ioffe and Szegedy 2015; Santurkar et al. 2018, "
         "section 2.2.",
-        measured=MEASURED + f"Every {PROBE} steps the gradient of each hidden weight is taken on one batch before and "
+        measured=MEASURED + f"Every {SHIFT} steps the gradient of each hidden weight is taken on one batch before and "
         "after the layers below have made their step; the cosine of the two is averaged over layers and probes. No "
-        "shift is a cosine of 1.",
+        "shift is a cosine of 1. " + _SHARED,
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="At the smaller of the two networks' best rates the cosine with BatchNorm is not above that "
-            "without by more than 0.03.",
+            text="With tanh and with ReLU: the cosine with BatchNorm is not above that without by more than 0.03.",
             origin="sentence",
-            criteria=_shift,
+            criteria=lambda e: [_shift(e, activation) for activation in ACTIVATIONS],
         ),
         control=Control(
             text="The roles swapped: of the two networks only one can have the smaller shift.",
@@ -174,7 +197,7 @@ CLAIMS: tuple[Claim, ...] = (
                 e,
                 {"cosine": "cosine before/after"},
                 "How much of a layer's gradient survives the step of the layers below it (1: all of it).",
-                "Two curves that fall as the learning rate grows.",
+                "Two panels of two curves over the learning rate, that without a norm the upper one at small rates.",
             )
         ],
         explanation=Explanation(

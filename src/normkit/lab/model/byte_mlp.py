@@ -1,13 +1,17 @@
-"""A deep fully connected network on the bytes of real text: what BatchNorm was made for, without convolutions.
+"""Deep fully connected networks on the bytes of real text: what BatchNorm was made for, without convolutions.
 
 Eight bytes are embedded, pass through hidden layers (linear map, norm, activation) and predict the ninth. No
 residual path helps: what a layer does to scale and gradient, all layers below it feel.
+
+Many small networks are trained side by side as one wide one, because at this size a step costs its calls, not its
+arithmetic. Nothing passes from one to another: linear maps are batched products, and BatchNorm's statistics are by
+channel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -28,10 +32,10 @@ HELDOUT = 2048
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """One network.
+    """One kind of network.
 
     Args:
-        norm: what follows each linear map: nothing, BatchNorm, or BatchNorm and then `jitter` while training.
+        norm: what follows each linear map: nothing, BatchNorm by the batch's own statistics, or that and then noise.
         activation: ``"tanh"`` with Xavier weights, N(0, 2/(in + out)), or ``"relu"`` with He's, N(0, 2/in).
         layers: hidden layers.
     """
@@ -41,70 +45,81 @@ class MLPConfig:
     layers: int = LAYERS
 
 
-class ByteMLP(nn.Module):
-    """Logits of the byte after each row of `BYTES` bytes: (N, `BYTES`) → (N, 256).
+class ByteMLPs(nn.Module):
+    """R networks side by side; logits of the byte after each row of `BYTES` bytes: (R, N, `BYTES`) → (R, N, 256).
 
-    In training ``step`` chooses the noise of a ``"noisy"`` network: the same step, the same noise, so that a loss
-    can be evaluated twice. The activations' inputs of the last forward are left in ``inputs``.
+    ``copies`` says for each network which weights it starts from and which noise it meets: networks of one copy
+    differ in nothing but what is done to them. ``step`` chooses the noise of a ``"noisy"`` network: the same step,
+    the same noise, so that a loss can be evaluated twice. The activations' inputs of the last forward are
+    left in ``inputs``, (R, N, `WIDTH`) each. Every parameter's first dimension is R, or R·`WIDTH` in a norm.
     """
 
-    def __init__(self, config: MLPConfig, draws: Draws) -> None:
+    def __init__(self, config: MLPConfig, draws: Draws, copies: Sequence[int] = (0,)) -> None:
         super().__init__()
-        self.config, self.draws, self.step = config, draws, 0
+        self.config, self.draws, self.copies, self.step = config, draws, tuple(copies), 0
         self.inputs: list[Tensor] = []
         widths = [BYTES * EMBEDDING, *[WIDTH] * config.layers]
-        self.embedding = nn.Embedding(256, EMBEDDING)
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(
-            nn.Identity() if config.norm == "none" else BatchNorm(WIDTH) for _ in range(config.layers)
+        self.embedding = self._drawn("embedding", (256, EMBEDDING), 1.0)
+        shapes = list(pairwise([*widths, 256]))
+        self.weights = nn.ParameterList(
+            self._drawn(str(i), shape, self._std(i, shape)) for i, shape in enumerate(shapes)
         )
-        self.head = nn.Linear(WIDTH, 256)
-        self._draw()
+        self.biases = nn.ParameterList(torch.zeros(len(self.copies), 1, width) for _, width in shapes)
+        self.norms = nn.ModuleList(
+            nn.Identity() if config.norm == "none" else BatchNorm(len(self.copies) * WIDTH)
+            for _ in range(config.layers)
+        )
 
-    @torch.no_grad()
-    def _draw(self) -> None:
-        """Fill all weights from the shared streams: every arm of a study and seed starts from the same ones."""
-        self.embedding.weight.copy_(self.draws.randn(256, EMBEDDING, stream="init/embedding"))
-        linears = [m for m in self.modules() if isinstance(m, nn.Linear)]
-        for i, linear in enumerate(linears):
-            fan_out, fan_in = linear.weight.shape
-            he = self.config.activation == "relu" and linear is not self.head
-            std = math.sqrt(2 / fan_in if he else 2 / (fan_in + fan_out))
-            linear.weight.copy_(std * self.draws.randn(fan_out, fan_in, stream=f"init/{i}"))
-            linear.bias.zero_()
+    def _std(self, i: int, shape: tuple[int, int]) -> float:
+        he = self.config.activation == "relu" and i < self.config.layers  # no ReLU follows the head
+        return math.sqrt(2 / shape[0] if he else 2 / sum(shape))
+
+    def _drawn(self, name: str, shape: tuple[int, int], std: float) -> nn.Parameter:
+        """Draw from the shared streams: networks of one copy and seed start alike in every arm of a study."""
+        drawn = {c: std * self.draws.randn(*shape, stream=f"init/{name}/{c}") for c in sorted(set(self.copies))}
+        return nn.Parameter(torch.stack([drawn[copy] for copy in self.copies]))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the logits of the byte that follows each row."""
-        x = self.embedding(rows).flatten(1)
+        nets, samples, _ = rows.shape
+        first = 256 * torch.arange(nets, device=rows.device).view(nets, 1, 1)  # where a network's embeddings begin
+        x = F.embedding(rows + first, self.embedding.flatten(0, 1)).flatten(2)
         self.inputs = []
-        noise = self.draws.shared(f"noise-{self.step}") if self.config.norm == "noisy" and self.training else None
-        for linear, norm in zip(self.hidden, self.norms, strict=True):
-            x = norm(linear(x))
-            if noise is not None:
-                x = jitter(x, noise)
+        noise = self._noise() if self.config.norm == "noisy" else {}
+        *weights, head = self.weights
+        *biases, head_bias = self.biases
+        for weight, bias, norm in zip(weights, biases, self.norms, strict=True):
+            x = torch.baddbmm(bias, x, weight)
+            if self.config.norm != "none":
+                channels = x.transpose(0, 1).reshape(samples, nets * WIDTH)
+                x = norm(channels).view(samples, nets, WIDTH).transpose(0, 1)
+            if noise:
+                drawn = {copy: jitter(samples, WIDTH, stream) for copy, stream in noise.items()}
+                stretch, shift = (torch.stack([drawn[c][k] for c in self.copies]).to(x.device) for k in (0, 1))
+                x = x * stretch + shift
             self.inputs.append(x.detach())
             x = x.tanh() if self.config.activation == "tanh" else x.relu()
-        logits: Tensor = self.head(x)
-        return logits
+        return torch.baddbmm(head_bias, x, head)
+
+    def _noise(self) -> dict[int, torch.Generator]:
+        return {copy: self.draws.shared(f"noise-{self.step}/{copy}") for copy in sorted(set(self.copies))}
 
 
-def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return s ⊙ x + m with fresh noise for (N, C) activations, as Santurkar et al. inject it after BatchNorm.
+def jitter(samples: int, units: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the noise that Santurkar et al. inject after BatchNorm: s and m of s ⊙ x + m, (samples, units) each.
 
     Every unit draws a mean from U(−0.5, 0.5) and a scale from U(1, 1.25), anew at every step; every sample then draws
     its own m from U(mean ± 0.1) and its own s from N(scale, 0.1²).
     """
-    units, samples = torch.rand(2, x.shape[1], generator=generator), torch.rand(x.shape, generator=generator)
-    mean, scale = units[0] - 0.5, 1 + units[1] / 4
-    shift = mean + (samples - 0.5) / 5
-    stretch = scale + torch.randn(x.shape, generator=generator) / 10
-    return x * stretch.to(x.device) + shift.to(x.device)
+    of_units, of_samples = torch.rand(2, units, generator=generator), torch.rand(samples, units, generator=generator)
+    mean, scale = of_units[0] - 0.5, 1 + of_units[1] / 4
+    return scale + torch.randn(samples, units, generator=generator) / 10, mean + (of_samples - 0.5) / 5
 
 
-def batches(corpus: Corpus, steps: int, rows: int, draws: Draws) -> Tensor:
-    """Return training rows with the byte that follows each, (steps, rows, `BYTES` + 1), from the shared stream."""
-    starts = torch.randint(0, len(corpus.train) - BYTES, (steps, rows), generator=draws.shared("batches"))
-    return _rows(corpus.train, starts)
+def batches(corpus: Corpus, steps: int, rows: int, draws: Draws, copy: int = 0) -> Tensor:
+    """Return training rows with the byte that follows each, (steps, rows, `BYTES` + 1), from the copy's own stream."""
+    generator = draws.shared(f"batches/{copy}")
+    return _rows(corpus.train, torch.randint(0, len(corpus.train) - BYTES, (steps, rows), generator=generator))
 
 
 def heldout_rows(corpus: Corpus) -> Tensor:
@@ -113,25 +128,30 @@ def heldout_rows(corpus: Corpus) -> Tensor:
     return _rows(corpus.heldout, starts)
 
 
-def loss_of(model: ByteMLP, rows: Tensor) -> Tensor:
-    """Return the mean cross-entropy, in nats, of the last byte of ``rows`` (N, `BYTES` + 1) given the others."""
-    return F.cross_entropy(model(rows[:, :-1]), rows[:, -1])
+def losses_of(model: ByteMLPs, rows: Tensor) -> Tensor:
+    """Return each network's mean cross-entropy (R,), in nats, of the last byte of ``rows`` (R, N, `BYTES` + 1)."""
+    logits = model(rows[..., :-1])
+    losses = F.cross_entropy(logits.flatten(0, 1), rows[..., -1].flatten(), reduction="none")
+    return losses.view(rows.shape[:2]).mean(1)
 
 
 @torch.no_grad()
-def heldout_loss(model: ByteMLP, rows: Tensor) -> float:
-    """Return the loss in evaluation mode: running statistics, no noise."""
-    model.eval()
-    loss = float(loss_of(model, rows))
-    model.train()
-    return loss
+def heldout_losses(model: ByteMLPs, rows: Tensor) -> list[float]:
+    """Return each network's loss on ``rows`` (N, `BYTES` + 1), as it trains: by their own statistics, with its noise.
+
+    Running statistics that were gathered under noise would describe no network without it.
+    """
+    return losses_of(model, rows.expand(len(model.copies), -1, -1)).tolist()
 
 
 @torch.no_grad()
-def descend(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], lr: float) -> None:
-    """Take one step of plain gradient descent in place; gradients of other parameters are left alone."""
+def descend(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], rates: Tensor) -> None:
+    """Take one step of plain gradient descent in place, each network at its own rate (R,).
+
+    Gradients of other parameters are left alone.
+    """
     for name, p in parameters.items():
-        p.sub_(gradients[name], alpha=lr)
+        p.view(len(rates), -1).sub_(rates[:, None] * gradients[name].reshape(len(rates), -1))
 
 
 def _rows(text: Tensor, starts: Tensor) -> Tensor:
