@@ -1,0 +1,57 @@
+"""Sums whose order is written down: of a tile's rows, of its columns, of one vector.
+
+`tl.sum` over many elements adds in an order that follows the compiler's layout of the tile, and that layout follows the
+addresses: rows that start at odd places or lie apart are loaded otherwise, and another order is other bits. Here every
+reduction is over an axis of two. One addition has no order, so the bits are those of the tree below under every layout,
+dtype and version of the compiler, and in the interpreter.
+
+Columns far apart are added first: at the settings of `settings.py` one thread holds those. Then neighbours. A term passes
+through log2(columns) additions.
+"""
+
+# pyright: reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def across(v: tl.tensor) -> tl.tensor:
+    """Σ along each row of a tile [rows, columns], both powers of two: [rows]."""
+    return _across(v, max(1024, v.shape[1] // 4))
+
+
+@triton.jit
+def _across(v: tl.tensor, APART: tl.constexpr) -> tl.tensor:
+    """Halves of more than APART columns are added to each other, then neighbours."""
+    R: tl.constexpr = v.shape[0]
+    C: tl.constexpr = v.shape[1]
+    HALF: tl.constexpr = v.shape[1] // 2
+    if C == 1:
+        total = tl.reshape(v, [R])
+    elif C > APART:
+        total = _across(tl.sum(tl.reshape(v, [R, 2, HALF]), 1), APART)
+    else:
+        total = _across(tl.sum(tl.reshape(v, [R, HALF, 2]), 2), APART)
+    return total
+
+
+@triton.jit
+def down(v: tl.tensor) -> tl.tensor:
+    """Σ along each column of a tile [rows, columns], the rows a power of two: [columns]."""
+    C: tl.constexpr = v.shape[1]
+    HALF: tl.constexpr = v.shape[0] // 2
+    if HALF == 0:
+        total = tl.reshape(v, [C])
+    else:
+        total = down(tl.sum(tl.reshape(v, [2, HALF, C]), 0))
+    return total
+
+
+@triton.jit
+def whole(v: tl.tensor) -> tl.tensor:
+    """Σ of a vector, its length a power of two."""
+    C: tl.constexpr = v.shape[0]
+    return tl.sum(across(tl.reshape(v, [1, C])), 0)
