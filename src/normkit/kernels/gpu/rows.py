@@ -230,7 +230,7 @@ def backward(
         found = _launchers[key] = _backward_launchers(spec, target or x.dtype, _dtype(weight), rows, extra, wanted)
     dw, db = _run_backward(found, rows, (x, weight, dy, dx, extra), stats, wanted)
     shape = [x.shape[a] if a in axes else 1 for a in range(x.dim())]
-    return dx, _folded(dw, weight, shape), _folded(db, bias, shape)
+    return dx, folded(dw, weight, shape), folded(db, bias, shape)
 
 
 def _backward_launchers(
@@ -308,7 +308,7 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def _folded(parts: Tensor | None, p: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+def folded(parts: Tensor | None, p: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """Return the gradient of ``p`` from partials over the elements of ``shape``, to which p broadcasts."""
     if parts is None or p is None:
         return None
