@@ -4,5 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 BACKEND = "gpu" if INTERPRETED else "cpu"
+LONG = [pytest.mark.slow] if INTERPRETED else []  # where the interpreter takes seconds and a compiled kernel none

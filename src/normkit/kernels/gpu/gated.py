@@ -143,7 +143,8 @@ def _mean_square(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl
 @triton.jit
 def _of_products(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, shrink: tl.tensor, C: tl.constexpr, SILU: tl.constexpr) -> tl.tensor:  # fmt: skip
     """(rstd, scale) of one row of products, as `of_chunks`."""
-    scale, eps, root_eps = 1.0, eps.to(tl.float32), root_eps.to(tl.float32)  # the interpreter takes 1e-42 for a double
+    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)  # the interpreter takes 1e-42 for a double
+    scale = 1.0
     square = _mean_square(x, g, xs, gs, n, scale, shrink, C, SILU)
     if ((square + eps > SMALL) & (square + eps < LARGE)) == 0:  # not the negated comparisons: a NaN must land here
         peak = tl.full([C], 0.0, tl.float32)

@@ -214,7 +214,9 @@ def wide_gated_backward(
     if HAS_W and PLAIN:
         at = weight_rows(first, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)
         own = tl.load(w + at + cols, mask=inside, other=0.0).to(tl.float32)
-    for i in range(first, rows, tl.num_programs(0) // blocks):
+    walkers = tl.num_programs(0) // blocks
+    for step in range(0, tl.cdiv(rows - first, walkers)):
+        i = first + step * walkers
         at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN) + along(cols, x3, PLAIN)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN) + along(cols, g3, PLAIN)

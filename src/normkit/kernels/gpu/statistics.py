@@ -126,7 +126,7 @@ def of_chunks(
 ) -> Any:
     """(mean, remainder, rstd, scale) of one row that no tile holds, C columns at a time."""
     count, scale = n * 1.0, 1.0
-    eps, root_eps = eps.to(tl.float32), root_eps.to(tl.float32)  # the interpreter takes 1e-42 for a double
+    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)  # the interpreter takes 1e-42 for a double
     if SUM:
         count = 1.0
     mean, remainder = 0.0, 0.0
