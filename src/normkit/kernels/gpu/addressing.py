@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def row_at(i: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any) -> Any:
+def row_at(i: tl.tensor, d1: tl.tensor, d2: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor) -> tl.tensor:
     """The offset of row i of a tensor whose rows are numbered over (·, d1, d2)."""
     i2 = i % d2
     i1 = (i // d2) % d1
@@ -20,30 +18,29 @@ def row_at(i: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any) -> Any:
 
 
 @triton.jit
-def rows_at(i: Any, n: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any, PLAIN: tl.constexpr) -> Any:
+def rows_at(
+    i: tl.tensor,
+    n: tl.tensor,
+    d1: tl.tensor,
+    d2: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    s2: tl.tensor,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
     """As `row_at`, of the rows i; PLAIN rows follow one another without gaps, which spares the divisions."""
-    if PLAIN:
-        offset = i.to(tl.int64) * n
-    else:
-        offset = row_at(i, d1, d2, s0, s1, s2)
-    return offset
+    return i.to(tl.int64) * n if PLAIN else row_at(i, d1, d2, s0, s1, s2)
 
 
 @triton.jit
-def parameter_at(i: Any, d1: Any, d2: Any, s0: Any, s1: Any, s2: Any, PLAIN: tl.constexpr) -> Any:
+def parameter_at(
+    i: tl.tensor, d1: tl.tensor, d2: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, PLAIN: tl.constexpr
+) -> tl.tensor:
     """As `rows_at`, of a parameter: PLAIN says that every row has the same."""
-    if PLAIN:
-        offset = i.to(tl.int64) * 0
-    else:
-        offset = row_at(i, d1, d2, s0, s1, s2)
-    return offset
+    return i.to(tl.int64) * 0 if PLAIN else row_at(i, d1, d2, s0, s1, s2)
 
 
 @triton.jit
-def along(cols: Any, step: Any, PLAIN: tl.constexpr) -> Any:
+def along(cols: tl.tensor, step: tl.tensor, PLAIN: tl.constexpr) -> tl.tensor:
     """The offsets of columns within a row."""
-    if PLAIN:
-        offset = cols.to(tl.int64)
-    else:
-        offset = cols.to(tl.int64) * step
-    return offset
+    return cols.to(tl.int64) if PLAIN else cols.to(tl.int64) * step

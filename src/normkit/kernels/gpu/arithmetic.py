@@ -8,8 +8,6 @@ rounding is where it is written, on every GPU and in Triton's interpreter.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -19,19 +17,19 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def rounded(v: Any, T: tl.constexpr) -> Any:
+def rounded(v: tl.tensor, T: tl.constexpr) -> tl.tensor:
     """V rounded to T's values, as float32."""
     return v.to(T).to(tl.float32)
 
 
 @triton.jit
-def inverse_root(v: Any) -> Any:
+def inverse_root(v: tl.tensor) -> tl.tensor:
     """1/√v by IEEE's root and division: rsqrt approximates on a GPU."""
     return tl.div_rn(1.0, tl.sqrt_rn(v))
 
 
 @triton.jit
-def gain_of(w: Any, W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> Any:
+def gain_of(w: tl.tensor, W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> tl.tensor:
     """γ: the weight, or 1 + weight in float32 or rounded to W."""
     gain = w
     if PLUS:
@@ -43,9 +41,9 @@ def gain_of(w: Any, W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.conste
 
 @triton.jit
 def finish(
-    value: Any,
-    w: Any,
-    b: Any,
+    value: tl.tensor,
+    w: tl.tensor,
+    b: tl.tensor,
     R: tl.constexpr,
     P: tl.constexpr,
     W: tl.constexpr,
@@ -54,7 +52,7 @@ def finish(
     FIRST: tl.constexpr,
     PLUS: tl.constexpr,
     PLUS_ROUNDED: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Weigh and shift normalised values, with the roundings that the spec declares before the last."""
     if FIRST:
         value = rounded(value, R)
@@ -73,7 +71,9 @@ def finish(
 
 
 @triton.jit
-def value_of(v: Any, mean: Any, remainder: Any, rstd: Any, scale: Any, CENTERED: tl.constexpr) -> Any:
+def value_of(
+    v: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr
+) -> tl.tensor:
     """The normalised value. The scale, 1 but for extreme rows, is a power of two: exact."""
     if CENTERED:
         return ((v * scale - mean) - remainder) * rstd
@@ -81,7 +81,7 @@ def value_of(v: Any, mean: Any, remainder: Any, rstd: Any, scale: Any, CENTERED:
 
 
 @triton.jit
-def scale_for(peak: Any, floor: Any) -> Any:
+def scale_for(peak: tl.tensor, floor: tl.tensor) -> tl.tensor:
     """A power of two that brings max(peak, floor) near 1 or 2³²; 1 where nothing finite could."""
     top = tl.maximum(peak, floor)
     power = (top.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -91,7 +91,7 @@ def scale_for(peak: Any, floor: Any) -> Any:
 
 
 @triton.jit
-def eps_scaled(eps: Any, root_eps: Any, scale: Any) -> Any:
+def eps_scaled(eps: tl.tensor, root_eps: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """ε for a row that was multiplied by ``scale``; √ε comes along, as ε may lie outside float32's range."""
     root = root_eps * scale
     return tl.where(scale == 1.0, eps, root * root)

@@ -11,8 +11,6 @@ writes dx and the partials: x and dy are read twice, which bounds it at 3/5 of a
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -22,7 +20,7 @@ from normkit.kernels.gpu.sums import across, down, whole
 
 
 @triton.jit
-def _kept(kept: Any, i: Any, live: Any, CENTERED: tl.constexpr) -> Any:
+def _kept(kept: tl.tensor, i: tl.tensor, live: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
     """(mean, remainder, rstd, scale) of rows, as the forward stored them."""
     if CENTERED:
         at = kept + i.to(tl.int64) * 4
@@ -37,7 +35,7 @@ def _kept(kept: Any, i: Any, live: Any, CENTERED: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _weighed(dy: Any, w: Any, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> Any:  # fmt: skip
+def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> tl.tensor:  # fmt: skip
     """dy·γ."""
     g = dy
     if HAS_W:
@@ -46,7 +44,7 @@ def _weighed(dy: Any, w: Any, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.con
 
 
 @triton.jit
-def _gradient(g: Any, h: Any, a: Any, b: Any, rstd: Any, scale: Any, CENTERED: tl.constexpr) -> Any:
+def _gradient(g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
     """rstd·(g − a − x̂·b), and back to the row's own scale."""
     if CENTERED:
         g = g - a
@@ -163,7 +161,8 @@ def wide_backward(
     own = total_w
     if HAS_W and PLAIN:
         own = tl.load(w + cols, mask=inside, other=0.0).to(tl.float32)
-    for i in range(p, rows, tl.num_programs(1)):
+    for step in range(0, tl.cdiv(rows - p, tl.num_programs(1))):
+        i = p + step * tl.num_programs(1)
         at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN) + along(cols, x3, PLAIN)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN) + along(cols, g3, PLAIN)

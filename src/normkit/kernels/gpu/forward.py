@@ -8,8 +8,6 @@ with three outer strides and one along the row. PLAIN: all rows are contiguous a
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -19,13 +17,13 @@ from normkit.kernels.gpu.statistics import of_chunks, of_tile
 
 
 @triton.jit
-def _sum_of(a: Any, q: Any, alpha: Any, beta: Any) -> Any:
+def _sum_of(a: tl.tensor, q: tl.tensor, alpha: tl.tensor, beta: tl.tensor) -> tl.tensor:
     """α·q + β·a, each operation rounded to float32."""
     return q.to(tl.float32) * alpha + a.to(tl.float32) * beta
 
 
 @triton.jit
-def _keep(kept: Any, rows: Any, inside: Any, mean: Any, remainder: Any, rstd: Any, scale: Any, CENTERED: tl.constexpr) -> Any:  # fmt: skip
+def _keep(kept: tl.tensor, rows: tl.tensor, inside: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:  # fmt: skip
     """Store what a backward needs of each row."""
     if CENTERED:
         at = kept + rows.to(tl.int64) * 4

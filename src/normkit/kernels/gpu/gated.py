@@ -97,8 +97,13 @@ def held_gated_forward(
         infinite = rstd == 0.0
         if tl.max(infinite.to(tl.int32), 0) > 0:
             # Once more, the factors scaled; products of an infinite x stay infinite. Other rows get the same bits.
+            # Both factors are read again: no register keeps them for what is rare.
             shrink = tl.where(infinite, SHRINK, 1.0)
-            p = product_of(v, a, shrink[:, None])
+            at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+            v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+            at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN)[:, None] + along(cols, g3, PLAIN)[None, :]
+            gate = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+            p = product_of(v, activated(gate, SILU), shrink[:, None])
             low = tl.where(infinite, low_eps, eps).to(tl.float32)
             root = tl.where(infinite, low_root, root_eps).to(tl.float32)
             _, _, rstd, scale = of_tile(p, inside, n, low, root, False, False)
@@ -143,7 +148,8 @@ def _mean_square(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl
 @triton.jit
 def _of_products(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, shrink: tl.tensor, C: tl.constexpr, SILU: tl.constexpr) -> tl.tensor:  # fmt: skip
     """(rstd, scale) of one row of products, as `of_chunks`."""
-    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)  # the interpreter takes 1e-42 for a double
+    # The interpreter takes 1e-42 for a double.
+    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)
     scale = 1.0
     square = _mean_square(x, g, xs, gs, n, scale, shrink, C, SILU)
     if ((square + eps > SMALL) & (square + eps < LARGE)) == 0:  # not the negated comparisons: a NaN must land here

@@ -118,8 +118,8 @@ def held_gated_backward(
     column = cols < n
     own = tl.zeros([ROWS, C], tl.float32)
     if HAS_W and PLAIN:
-        at = weight_rows(group, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)
-        own = tl.load(w + at + cols, mask=column, other=0.0).to(tl.float32)[None, :]
+        start = weight_rows(group, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)
+        own = tl.load(w + start + cols, mask=column, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, C], tl.float32)
     for tile in range(first, tiles, tl.num_programs(0) // period):
         position = tile * ROWS + tl.arange(0, ROWS)
@@ -212,8 +212,8 @@ def wide_gated_backward(
     total = tl.zeros([C], tl.float32)
     own = total
     if HAS_W and PLAIN:
-        at = weight_rows(first, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)
-        own = tl.load(w + at + cols, mask=inside, other=0.0).to(tl.float32)
+        start = weight_rows(first, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)
+        own = tl.load(w + start + cols, mask=inside, other=0.0).to(tl.float32)
     walkers = tl.num_programs(0) // blocks
     for step in range(0, tl.cdiv(rows - first, walkers)):
         i = first + step * walkers

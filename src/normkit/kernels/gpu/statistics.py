@@ -1,15 +1,13 @@
 """Statistics of rows: of tiles that hold whole rows, and of rows that are read in chunks.
 
 The order of every sum (`sums.py`) follows from the width and the launch settings of that width, never from how many rows
-there are, which of them share a tile or how they lie, so a row's bits are its own. Settings differ from the CPU's sixteen lanes: float32 results
-agree with those within the error bounds, not to the bit.
+there are, which of them share a tile or how they lie, so a row's bits are its own. It is not the order of the CPU's sixteen
+lanes: float32 results agree with those within the error bounds, not to the bit.
 """
 
 # pyright: reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,7 +17,7 @@ from normkit.kernels.gpu.sums import across, whole
 
 
 @triton.jit
-def _two_pass(v: Any, inside: Any, scale: Any, count: Any) -> Any:
+def _two_pass(v: tl.tensor, inside: tl.tensor, scale: tl.tensor, count: tl.tensor) -> tl.tensor:
     """(mean, remainder, variance, Σ d²) of v·scale along each row of a tile: the corrected two-pass."""
     u = v * scale[:, None]
     mean = tl.div_rn(across(u), count)
@@ -32,8 +30,8 @@ def _two_pass(v: Any, inside: Any, scale: Any, count: Any) -> Any:
 
 @triton.jit
 def of_tile(
-    v: Any, inside: Any, n: Any, eps: Any, root_eps: Any, CENTERED: tl.constexpr, SUM: tl.constexpr
-) -> Any:
+    v: tl.tensor, inside: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, CENTERED: tl.constexpr, SUM: tl.constexpr
+) -> tl.tensor:
     """(mean, remainder, rstd, scale) of every row of a tile [rows, columns] with zeros where it is not inside.
 
     A row whose squares leave float32's range is rescaled by a power of two; its neighbours are then computed again
@@ -64,7 +62,7 @@ def of_tile(
 
 
 @triton.jit
-def _chunk(x: Any, step: Any, start: Any, n: Any, C: tl.constexpr) -> Any:
+def _chunk(x: tl.tensor, step: tl.tensor, start: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """(values as float32, which of them are inside the row) of C columns from ``start``; x points at the row."""
     cols = start + tl.arange(0, C)
     inside = cols < n
@@ -72,7 +70,7 @@ def _chunk(x: Any, step: Any, start: Any, n: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _peak(x: Any, step: Any, n: Any, C: tl.constexpr) -> Any:
+def _peak(x: tl.tensor, step: tl.tensor, n: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Max |x| of a row, NaN passed over."""
     top = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -82,7 +80,7 @@ def _peak(x: Any, step: Any, n: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _squares(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
+def _squares(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """Σ (x·scale)² of a row."""
     total = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -93,7 +91,7 @@ def _squares(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _two_pass_of_chunks(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) -> Any:
+def _two_pass_of_chunks(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """As `_two_pass`, of one row in chunks."""
     total = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -115,18 +113,19 @@ def _two_pass_of_chunks(x: Any, step: Any, n: Any, scale: Any, C: tl.constexpr) 
 
 @triton.jit
 def of_chunks(
-    x: Any,
-    step: Any,
-    n: Any,
-    eps: Any,
-    root_eps: Any,
+    x: tl.tensor,
+    step: tl.tensor,
+    n: tl.tensor,
+    eps: tl.tensor,
+    root_eps: tl.tensor,
     C: tl.constexpr,
     CENTERED: tl.constexpr,
     SUM: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """(mean, remainder, rstd, scale) of one row that no tile holds, C columns at a time."""
     count, scale = n * 1.0, 1.0
-    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)  # the interpreter takes 1e-42 for a double
+    # The interpreter takes 1e-42 for a double.
+    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)
     if SUM:
         count = 1.0
     mean, remainder = 0.0, 0.0
