@@ -1,8 +1,8 @@
 """Triton's interpreter, made to round as a GPU does.
 
-It cuts bfloat16 off where hardware rounds to nearest, ties to even, and rounds between the product and the sum of a fused
-multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. Calls from kernel to
-kernel are made ten times as fast, which changes nothing.
+It cuts bfloat16 off where hardware rounds to nearest, ties to even, and rounds between the product and the sum of a
+fused multiply-add. Both are replaced here, for tests: what a kernel declares is then held to the bit. Calls from kernel
+to kernel are made faster, which changes nothing.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ RANKS = [
     ["normkit.kernels.statistics", "normkit.kernels.rounding"],
     ["normkit.kernels.reference"],
     ["normkit.kernels.contract"],
-    ["normkit.kernels.cpu"],
+    ["normkit.kernels.cpu", "normkit.kernels.gpu"],
     ["normkit.kernels.registry"],
     ["normkit.kernels"],
     ["normkit.ops"],

@@ -68,7 +68,13 @@ def test_gradients_lie_within_the_bound(place: str, rows: int, n: int):
 
 @pytest.mark.parametrize(
     ("rows", "width", "size"),
-    [pytest.param(75, 120, 1, marks=LONG), (2, 120, 1), (75, 120, 6), (75, 120, 40), pytest.param(7, 18002, 9001, marks=LONG)],
+    [
+        pytest.param(75, 120, 1, marks=LONG),
+        (2, 120, 1),
+        (75, 120, 6),
+        (75, 120, 40),
+        pytest.param(7, 18002, 9001, marks=LONG),
+    ],
 )
 @pytest.mark.parametrize("place", PLACES)
 def test_a_group_trains_its_own_columns(place: str, rows: int, width: int, size: int):

@@ -1,4 +1,4 @@
-"""Queries and keys as attention has them: slices of a joint projection, transposed, with upstream gradients to match."""
+"""Queries and keys as attention has them: slices of a joint projection, transposed, as their gradients are."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def joint(d: int, dtype: torch.dtype = F, seed: int = 0) -> tuple[Tensor, Tensor
 
 def upstream(like: Tensor, which: str) -> Tensor:
     """Return a gradient of ``like``'s shape that is laid out in one of the ways attention's backward leaves it."""
-    b, l, h, d = like.shape
+    heads, d = like.shape[-2:]
     if which == "transposed":
-        return randn(b, h, l, d, seed=9, dtype=like.dtype).transpose(1, 2)
+        return randn(B, heads, L, d, seed=9, dtype=like.dtype).transpose(1, 2)
     if which == "padded":
-        return randn(b, l, h, d + 5, seed=9, dtype=like.dtype)[..., 2 : d + 2]
+        return randn(B, L, heads, d + 5, seed=9, dtype=like.dtype)[..., 2 : d + 2]
     if which == "apart":
-        return randn(b, l, h, 2 * d, seed=9, dtype=like.dtype)[..., ::2]
-    return randn(1, 1, 1, d, seed=9, dtype=like.dtype).expand(b, l, h, d)
+        return randn(B, L, heads, 2 * d, seed=9, dtype=like.dtype)[..., ::2]
+    return randn(1, 1, 1, d, seed=9, dtype=like.dtype).expand(like.shape)
 
 
 def run(x: Tensor, w: Tensor | None, dy: Tensor, spec: nk.NormSpec, axes: tuple[int, ...]) -> list[Tensor]:

@@ -31,7 +31,9 @@ def both(x: Tensor, dy: Tensor, spec: nk.NormSpec) -> tuple[Tensor, Tensor]:
     return y.detach(), torch.autograd.grad(y, leaves, dy)[0]
 
 
-@pytest.mark.parametrize(("count", "n"), [(2, WIDTH), (7, WIDTH), pytest.param(255, WIDTH, marks=LONG), pytest.param(3, 33000, marks=LONG)])
+@pytest.mark.parametrize(
+    ("count", "n"), [(2, WIDTH), (7, WIDTH), pytest.param(255, WIDTH, marks=LONG), pytest.param(3, 33000, marks=LONG)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_batch_any_position(kind: str, dtype: torch.dtype, count: int, n: int):

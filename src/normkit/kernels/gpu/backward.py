@@ -2,8 +2,8 @@
 
 With g = dy·γ and x̂ the normalised row, rms: dx = rstd·(g − x̂·mean(g·x̂)); layer: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
 
-Where a tile holds a row, x and dy are read once: a fixed number of programs walks over the tiles and keeps its partial in
-registers. Where none does, a first kernel takes both sums of each row and a second one, whose programs own columns,
+Where a tile holds a row, x and dy are read once: a fixed number of programs walks over the tiles and keeps its partial
+in registers. Where none does, a first kernel takes both sums of each row and a second one, whose programs own columns,
 writes dx and the partials: x and dy are read twice, which bounds it at 3/5 of a copy's rate.
 """
 
@@ -35,7 +35,9 @@ def _kept(kept: tl.tensor, i: tl.tensor, live: tl.tensor, CENTERED: tl.constexpr
 
 
 @triton.jit
-def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _weighed(
+    dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr
+) -> tl.tensor:
     """dy·γ."""
     g = dy
     if HAS_W:
@@ -44,7 +46,9 @@ def _weighed(dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, 
 
 
 @triton.jit
-def _gradient(g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:
+def _gradient(
+    g: tl.tensor, h: tl.tensor, a: tl.tensor, b: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr
+) -> tl.tensor:
     """rstd·(g − a − x̂·b), and back to the row's own scale."""
     if CENTERED:
         g = g - a

@@ -23,7 +23,16 @@ def _sum_of(a: tl.tensor, q: tl.tensor, alpha: tl.tensor, beta: tl.tensor) -> tl
 
 
 @triton.jit
-def _keep(kept: tl.tensor, rows: tl.tensor, inside: tl.tensor, mean: tl.tensor, remainder: tl.tensor, rstd: tl.tensor, scale: tl.tensor, CENTERED: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _keep(
+    kept: tl.tensor,
+    rows: tl.tensor,
+    inside: tl.tensor,
+    mean: tl.tensor,
+    remainder: tl.tensor,
+    rstd: tl.tensor,
+    scale: tl.tensor,
+    CENTERED: tl.constexpr,
+) -> tl.tensor:
     """Store what a backward needs of each row."""
     if CENTERED:
         at = kept + rows.to(tl.int64) * 4

@@ -1,7 +1,7 @@
 """A gated rms norm forward: y = RMS(x)·γ·a(g), or gate first, RMS(x·a(g))·γ.
 
-The rows of x (…, groups, width) are numbered with the groups innermost. PLAIN: all rows are contiguous and the parameters
-are one row or, GROUPED, one row for each of ``period`` groups.
+The rows of x (…, groups, width) are numbered with the groups innermost. PLAIN: all rows are contiguous and the
+parameters are one row or, GROUPED, one row for each of ``period`` groups.
 
 Gate first, what the statistic reads are float32 products. A tile holds them; where none holds a row they are computed
 again in each of two passes, which is cheaper than to write and read them.
@@ -50,17 +50,32 @@ def weighted(
 
 
 @triton.jit
-def weight_rows(i: tl.tensor, n: tl.tensor, period: tl.tensor, d1: tl.tensor, d2: tl.tensor, w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, PLAIN: tl.constexpr, GROUPED: tl.constexpr) -> tl.tensor:  # fmt: skip
+def weight_rows(
+    i: tl.tensor,
+    n: tl.tensor,
+    period: tl.tensor,
+    d1: tl.tensor,
+    d2: tl.tensor,
+    w0: tl.tensor,
+    w1: tl.tensor,
+    w2: tl.tensor,
+    PLAIN: tl.constexpr,
+    GROUPED: tl.constexpr,
+) -> tl.tensor:
     """Where the weights of the rows i begin."""
-    if PLAIN and GROUPED:
-        offset = (i % period).to(tl.int64) * n
-    else:
-        offset = parameter_at(i, d1, d2, w0, w1, w2, PLAIN)
-    return offset
+    return (i % period).to(tl.int64) * n if PLAIN and GROUPED else parameter_at(i, d1, d2, w0, w1, w2, PLAIN)
 
 
 @triton.jit
-def _keep(kept: tl.tensor, i: tl.tensor, live: tl.tensor, rstd: tl.tensor, scale: tl.tensor, shrink: tl.tensor, BEFORE: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _keep(
+    kept: tl.tensor,
+    i: tl.tensor,
+    live: tl.tensor,
+    rstd: tl.tensor,
+    scale: tl.tensor,
+    shrink: tl.tensor,
+    BEFORE: tl.constexpr,
+) -> tl.tensor:
     """Store what a backward needs of each row."""
     if BEFORE:
         at = kept + i.to(tl.int64) * 3
@@ -126,7 +141,17 @@ def held_gated_forward(
 
 
 @triton.jit
-def _product_at(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, start: tl.tensor, n: tl.tensor, shrink: tl.tensor, C: tl.constexpr, SILU: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _product_at(
+    x: tl.tensor,
+    g: tl.tensor,
+    xs: tl.tensor,
+    gs: tl.tensor,
+    start: tl.tensor,
+    n: tl.tensor,
+    shrink: tl.tensor,
+    C: tl.constexpr,
+    SILU: tl.constexpr,
+) -> tl.tensor:
     """X·a(g) of C columns from ``start``, 0 beyond the row; x and g point at the row."""
     cols = start + tl.arange(0, C)
     inside = cols < n
@@ -136,7 +161,17 @@ def _product_at(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, start:
 
 
 @triton.jit
-def _mean_square(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl.tensor, scale: tl.tensor, shrink: tl.tensor, C: tl.constexpr, SILU: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _mean_square(
+    x: tl.tensor,
+    g: tl.tensor,
+    xs: tl.tensor,
+    gs: tl.tensor,
+    n: tl.tensor,
+    scale: tl.tensor,
+    shrink: tl.tensor,
+    C: tl.constexpr,
+    SILU: tl.constexpr,
+) -> tl.tensor:
     """Of a row's products times ``scale``."""
     total = tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
@@ -146,7 +181,18 @@ def _mean_square(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl
 
 
 @triton.jit
-def _of_products(x: tl.tensor, g: tl.tensor, xs: tl.tensor, gs: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, shrink: tl.tensor, C: tl.constexpr, SILU: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _of_products(
+    x: tl.tensor,
+    g: tl.tensor,
+    xs: tl.tensor,
+    gs: tl.tensor,
+    n: tl.tensor,
+    eps: tl.tensor,
+    root_eps: tl.tensor,
+    shrink: tl.tensor,
+    C: tl.constexpr,
+    SILU: tl.constexpr,
+) -> tl.tensor:
     """(rstd, scale) of one row of products, as `of_chunks`."""
     # The interpreter takes 1e-42 for a double.
     eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)

@@ -5,9 +5,9 @@ With x̂ the normalised row and n its width:
 * gate after, y = x̂·γ·a(g): u = dy·a·γ; dx = rstd·(u − x̂·mean(u·x̂)); dgate = dy·(x̂·γ)·a′(g); dw = Σ dy·a·x̂.
 * gate first, p = x·a(g), y = x̂(p)·γ: u = dy·γ; dp = rstd·(u − x̂·mean(u·x̂)); dx = dp·a; dgate = dp·x·a′(g); dw = Σ dy·x̂.
 
-Rows are numbered with the ``period`` groups innermost. A program keeps to one group, so that its weights stay where they
-are and its partial is one row. Where no tile holds a row, a first kernel takes the mean of each row and a second one, whose
-programs own columns, writes dx, dgate and the partials.
+Rows are numbered with the ``period`` groups innermost. A program keeps to one group, so that its weights stay where
+they are and its partial is one row. Where no tile holds a row, a first kernel takes the mean of each row and a second
+one, whose programs own columns, writes dx, dgate and the partials.
 """
 
 # pyright: reportUntypedFunctionDecorator=false

@@ -1,8 +1,8 @@
 """Statistics of rows: of tiles that hold whole rows, and of rows that are read in chunks.
 
-The order of every sum (`sums.py`) follows from the width and the launch settings of that width, never from how many rows
-there are, which of them share a tile or how they lie, so a row's bits are its own. It is not the order of the CPU's sixteen
-lanes: float32 results agree with those within the error bounds, not to the bit.
+The order of every sum (`sums.py`) follows from the width and the launch settings of that width, never from how many
+rows there are, which of them share a tile or how they lie, so a row's bits are its own. It is not the order of the
+CPU's sixteen lanes: float32 results agree with those within the error bounds, not to the bit.
 """
 
 # pyright: reportUntypedFunctionDecorator=false
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normkit.kernels.gpu.arithmetic import INFINITY, LARGE, SMALL, eps_scaled, inverse_root, scale_for
+from normkit.kernels.gpu.arithmetic import LARGE, SMALL, eps_scaled, inverse_root, scale_for
 from normkit.kernels.gpu.sums import across, whole
 
 
@@ -30,7 +30,13 @@ def _two_pass(v: tl.tensor, inside: tl.tensor, scale: tl.tensor, count: tl.tenso
 
 @triton.jit
 def of_tile(
-    v: tl.tensor, inside: tl.tensor, n: tl.tensor, eps: tl.tensor, root_eps: tl.tensor, CENTERED: tl.constexpr, SUM: tl.constexpr
+    v: tl.tensor,
+    inside: tl.tensor,
+    n: tl.tensor,
+    eps: tl.tensor,
+    root_eps: tl.tensor,
+    CENTERED: tl.constexpr,
+    SUM: tl.constexpr,
 ) -> tl.tensor:
     """(mean, remainder, rstd, scale) of every row of a tile [rows, columns] with zeros where it is not inside.
 

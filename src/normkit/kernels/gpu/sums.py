@@ -5,8 +5,9 @@ addresses: rows that start at odd places or lie apart are loaded otherwise, and 
 reduction is over an axis of two. One addition has no order, so the bits are those of the tree below under every layout,
 dtype and version of the compiler, and in the interpreter.
 
-Columns far apart are added first: at the settings of `settings.py` one thread holds those. Then neighbours. A term passes
-through log2(columns) additions.
+Columns far apart are added first: at the settings of `settings.py` one thread holds those. Then neighbours. A term
+passes through log2(columns) additions. Compiled, that takes as many shuffles and additions as `tl.sum` where a tile is
+read in pieces of 16 bytes, and a barrier more for each doubling of the warps.
 """
 
 # pyright: reportUntypedFunctionDecorator=false
@@ -43,11 +44,7 @@ def down(v: tl.tensor) -> tl.tensor:
     """Σ along each column of a tile [rows, columns], the rows a power of two: [columns]."""
     C: tl.constexpr = v.shape[1]
     HALF: tl.constexpr = v.shape[0] // 2
-    if HALF == 0:
-        total = tl.reshape(v, [C])
-    else:
-        total = down(tl.sum(tl.reshape(v, [2, HALF, C]), 0))
-    return total
+    return tl.reshape(v, [C]) if HALF == 0 else down(tl.sum(tl.reshape(v, [2, HALF, C]), 0))
 
 
 @triton.jit
