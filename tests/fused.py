@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DEVICE = os.environ.get("NORMKIT_TEST_DEVICE", "cpu")
 BACKEND = "gpu" if INTERPRETED or DEVICE != "cpu" else "cpu"
+LONG = [pytest.mark.slow] if INTERPRETED else []  # where the interpreter takes seconds and a compiled kernel none

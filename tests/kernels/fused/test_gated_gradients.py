@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import normkit as nk
-from fused import BACKEND
+from fused import BACKEND, LONG
 from gates import gate_of, true_gradients
 from normkit.kernels.cpu.kernel import CPU
+from normkit.kernels.gpu.kernel import GPU
 from rows import adversarial, plain_norm, randn, unit
 
 BF, HF, F = torch.bfloat16, torch.float16, torch.float32
@@ -55,18 +56,30 @@ def held_to_float64(
             assert excess.max() <= 0, f"d{name}: {float(excess.max()):.3g} over {float(bound.max()):.3g}"
 
 
-@pytest.mark.parametrize(("rows", "n"), [(70, 1), (70, 3), (33, 65), (9, 768), (2, 4097), (2500, 20)])
+@pytest.mark.parametrize(
+    ("rows", "n"),  # no GPU program holds a row of 9001
+    [(70, 1), (70, 3), (33, 65), (9, 768), (2, 4097), (9, 9001), pytest.param(2500, 20, marks=LONG)],
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_gradients_lie_within_the_bound(place: str, rows: int, n: int):
     x, g, dy = randn(rows, n), 2 * randn(rows, n, seed=1), randn(rows, n, seed=2)
     held_to_float64(x, g, randn(n, seed=3), dy, PLACES[place], n)
 
 
-@pytest.mark.parametrize("size", [1, 6, 40])
+@pytest.mark.parametrize(
+    ("rows", "width", "size"),
+    [
+        pytest.param(75, 120, 1, marks=LONG),
+        (2, 120, 1),
+        (75, 120, 6),
+        (75, 120, 40),
+        pytest.param(7, 18002, 9001, marks=LONG),
+    ],
+)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_group_trains_its_own_columns(place: str, size: int):
-    x, g, dy = randn(75, 120), randn(75, 120, seed=1), randn(75, 120, seed=2)
-    held_to_float64(x, g, randn(120, seed=3), dy, PLACES[place], size)
+def test_a_group_trains_its_own_columns(place: str, rows: int, width: int, size: int):
+    x, g, dy = randn(rows, width), randn(rows, width, seed=1), randn(rows, width, seed=2)
+    held_to_float64(x, g, randn(width, seed=3), dy, PLACES[place], size)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +135,13 @@ def test_the_gradient_of_a_sum_is_one_expanded_value(place: str):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("counts", [(2, 7), pytest.param((255, 1024), marks=LONG)])
 @pytest.mark.parametrize("place", PLACES)
-def test_bits_depend_on_the_row_and_never_on_threads(place: str):
+def test_bits_depend_on_the_row_and_never_on_threads(place: str, counts: tuple[int, ...]):
     w = randn(200, seed=2)
     x, g, dy = randn(1, 200), randn(1, 200, seed=1), randn(1, 200, seed=3)
     dx, dg, _ = gradients(x, g, w, dy, PLACES[place], 50)
-    for count in (2, 255, 1024):
+    for count in counts:
         many = [randn(count, 200, seed=5), randn(count, 200, seed=6), randn(count, 200, seed=7)]
         for position in {0, count // 2, count - 1}:
             for t, row in zip(many, (x, g, dy), strict=True):
@@ -158,9 +172,10 @@ def test_bad_values_stay_in_their_group_of_dx_and_dgate(place: str):
                 assert torch.equal(got[keep], good[keep])
 
 
-def test_products_beyond_float32s_range():
+@pytest.mark.parametrize("n", [96, pytest.param(9001, marks=LONG)])
+def test_products_beyond_float32s_range(n: int):
     """The gradients are those of the row scaled back, divided by the scales: powers of two, so bit by bit."""
-    x, g, w, dy = randn(3, 96), 20 + randn(3, 96, seed=1).abs(), randn(96, seed=2), randn(3, 96, seed=3)
+    x, g, w, dy = randn(3, n), 20 + randn(3, n, seed=1).abs(), randn(n, seed=2), randn(3, n, seed=3)
     dx, dg, dw = gradients(x, g, w, dy, FIRST, eps=0.0)
     for a, b in ((70, 70), (90, 60)):
         dx_, dg_, dw_ = gradients(x * 2.0**a, g * 2.0**b, w, dy, FIRST, eps=0.0)
@@ -188,13 +203,14 @@ def test_no_work_for_what_is_frozen(place: str, wanted: str, monkeypatch: pytest
     dy = randn(5, 96, seed=3)
     all_three = dict(zip("xgw", gradients(*base.values(), dy, PLACES[place], 24), strict=True))
     made: list[tuple[Tensor | None, ...]] = []
-    original = CPU.gated_backward
+    kernel = {"cpu": CPU, "gpu": GPU}[BACKEND]
+    original = kernel.gated_backward
 
     def watched(*args: object, **options: object) -> object:
         made.append(original(*args, **options))
         return made[-1]
 
-    monkeypatch.setitem(vars(CPU), "gated_backward", watched)
+    monkeypatch.setitem(vars(kernel), "gated_backward", watched)
     leaf = base[wanted].requires_grad_()
     y = nk.gated_rms_norm(*base.values(), group_size=24, spec=PLACES[place], eps=1e-5)
     (got,) = torch.autograd.grad(y, leaf, dy)

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
 from normkit.kernels.gpu.arithmetic import gain_of, rounded, value_of
+from normkit.kernels.gpu.sums import across, down, whole
 
 
 @triton.jit
@@ -38,7 +39,7 @@ def _kept(kept: tl.tensor, i: tl.tensor, live: tl.tensor, CENTERED: tl.constexpr
 @triton.jit
 def _weighed(
     dy: tl.tensor, w: tl.tensor, W: tl.constexpr, HAS_W: tl.constexpr, PLUS: tl.constexpr, PLUS_ROUNDED: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+) -> tl.tensor:
     """dy·γ."""
     g = dy
     if HAS_W:
@@ -100,10 +101,10 @@ def held_backward(
             total_b += dy
         if WANT_X:
             weighed = _weighed(dy, own, w.dtype.element_ty, HAS_W, PLUS, PLUS_ROUNDED)
-            b = tl.div_rn(tl.sum(weighed * h, 1), tl.full([ROWS], 1.0, tl.float32) * count)
+            b = tl.div_rn(across(weighed * h), tl.full([ROWS], 1.0, tl.float32) * count)
             a = b
             if CENTERED:
-                a = tl.div_rn(tl.sum(weighed, 1), tl.full([ROWS], 1.0, tl.float32) * count)
+                a = tl.div_rn(across(weighed), tl.full([ROWS], 1.0, tl.float32) * count)
             d = _gradient(weighed, h, a[:, None], b[:, None], rstd[:, None], scale[:, None], CENTERED)
             if ADDED:
                 at = rows_at(i, n, d1, d2, e0, e1, e2, PLAIN)[:, None] + along(cols, e3, PLAIN)[None, :]
@@ -112,9 +113,9 @@ def held_backward(
             tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
     part = p.to(tl.int64) * n + cols
     if WANT_W:
-        tl.store(dw + part, tl.sum(total_w, 0), mask=column)
+        tl.store(dw + part, down(total_w), mask=column)
     if WANT_B:
-        tl.store(db + part, tl.sum(total_b, 0), mask=column)
+        tl.store(db + part, down(total_b), mask=column)
 
 
 @triton.jit(do_not_specialize=["rows", "d1", "d2"])
@@ -145,8 +146,8 @@ def row_sums(
         weighed = _weighed(dy, own, w.dtype.element_ty, HAS_W, PLUS, PLUS_ROUNDED)
         first += weighed
         second += weighed * h
-    tl.store(sums + i.to(tl.int64) * 2, tl.div_rn(tl.sum(first, 0), count))
-    tl.store(sums + i.to(tl.int64) * 2 + 1, tl.div_rn(tl.sum(second, 0), count))
+    tl.store(sums + i.to(tl.int64) * 2, tl.div_rn(whole(first), count))
+    tl.store(sums + i.to(tl.int64) * 2 + 1, tl.div_rn(whole(second), count))
 
 
 @triton.jit(do_not_specialize=["rows", "d1", "d2"])
@@ -211,4 +212,4 @@ def fold_partials(parts, total, count, n, K: tl.constexpr, C: tl.constexpr):
         k = start + tl.arange(0, K)
         at = k[:, None].to(tl.int64) * n + cols[None, :]
         s += tl.load(parts + at, mask=(k < count)[:, None] & inside[None, :], other=0.0)
-    tl.store(total + cols, tl.sum(s, 0).to(total.dtype.element_ty), mask=inside)
+    tl.store(total + cols, down(s).to(total.dtype.element_ty), mask=inside)

@@ -12,7 +12,7 @@ import triton.language as tl
 from normkit.kernels.gpu.arithmetic import value_of
 from normkit.kernels.gpu.chunks import channels_of, chunk_length, positions_at, segment
 from normkit.kernels.gpu.columns import statistics_at
-from normkit.kernels.gpu.tree import halved, over_groups, over_positions
+from normkit.kernels.gpu.sums import down, halved, over_groups
 
 
 @triton.jit(do_not_specialize=["total", "bound"])
@@ -51,7 +51,7 @@ def chunk_sums(
             v = value_of(v, mean[None, :], remainder[None, :], rstd[None, :], scale[None, :], True)
             plain += g
             weighted = tl.fma(g, tl.where(inside, v, 0.0), weighted)
-        a, b = over_positions(plain), over_positions(weighted)
+        a, b = down(plain), down(weighted)
         part = s.to(tl.int64) * bound + chunk
         if CHANNELS:
             to = per_channel + part * 2 * groups * depth + channel
@@ -79,7 +79,7 @@ def _chunk_tile(
     i = tl.arange(0, P)
     here = ((i < bound * BLOCKS) & (i // BLOCKS * size < count))[:, None] & (column < width)[None, :]
     at = parts + (s.to(tl.int64) * bound * BLOCKS + i)[:, None] * width + column[None, :]
-    return over_positions(tl.load(at, mask=here, other=0.0)), count
+    return down(tl.load(at, mask=here, other=0.0)), count
 
 
 @triton.jit(do_not_specialize=["total", "bound"])
@@ -123,4 +123,4 @@ def join_channels(
         at = parts + (s.to(tl.int64) * bound + chunk)[:, None] * width + column[None, :]
         v = halved(tl.load(at, mask=live[:, None] & (column < width)[None, :], other=0.0), R)
         held += tl.where((turn == start // R % (S // R))[:, None, None], v[None, :, :], 0.0)
-    tl.store(sums + column, over_positions(tl.reshape(held, [S, G])), mask=column < width)
+    tl.store(sums + column, down(tl.reshape(held, [S, G])), mask=column < width)

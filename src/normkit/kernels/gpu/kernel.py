@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -68,7 +69,12 @@ def _refuses_spec(request: Request) -> str | None:
         (spec.eps != "inside", "ε is not inside the root"),
         (spec.root != "reciprocal", f"root={spec.root!r}; the kernels multiply by 1/√"),
         (spec.root_rounding != "none", "the inverse root is to be rounded to x's dtype"),
-        (spec.gate != "none" or request.gate is not None, "gated norms have no GPU kernel"),
+        (spec.gate != "none" and spec.kind != "rms", f"gated {spec.kind} norms have no kernel"),
+        ((spec.gate == "none") != (request.gate is None), "the spec and the call disagree on whether there is a gate"),
+        (
+            request.gate is not None and (request.bias is not None or request.residual is not None),
+            "a gated norm with a bias or a residual has no kernel",
+        ),
         (request.masked and request.channel is None, "masks have no row kernel"),
     )
     return next((why for wrong, why in checks if wrong), None)
@@ -79,12 +85,13 @@ def _refuses_rows(request: Request) -> str | None:
     if not _foldable(request):
         return "the normalised axes form no single row, or more than three outer axes cannot be merged"
     trained = [p for p in parameters if p is not None and p.requires_grad and torch.is_grad_enabled()]
-    if any(not _one_row(p, x, request.axes) for p in trained):
+    shared = request.axes if request.gate is None else (x.dim() - 2, x.dim() - 1)  # a row of weights for every group
+    if any(not _one_row(p, x, shared) for p in trained):
         return "a trainable weight or bias differs from row to row; its gradient has no kernel"
     width = 1
     for a in request.axes:
         width *= x.shape[a]
-    if width > LARGEST_WIDTH or x.numel() // width > LARGEST_COUNT:
+    if max(math.prod(x.shape[a] for a in shared), width) > LARGEST_WIDTH or x.numel() // width > LARGEST_COUNT:
         return f"more than {LARGEST_WIDTH} columns or {LARGEST_COUNT} rows"
     return None
 
@@ -166,8 +173,22 @@ def _columns(name: str) -> Callable[..., Any]:
 COLUMNS = Columns(*map(_columns, ("forward", "backward", "apply", "apply_backward", "moments")))
 
 
+def gated_forward(*args: Any, **kwargs: Any) -> Any:
+    """See `normkit.kernels.gpu.gated_launch.forward`."""
+    from normkit.kernels.gpu import gated_launch
+
+    return gated_launch.forward(*args, **kwargs)
+
+
+def gated_backward(*args: Any, **kwargs: Any) -> Any:
+    """See `normkit.kernels.gpu.gated_launch.backward`."""
+    from normkit.kernels.gpu import gated_launch
+
+    return gated_launch.backward(*args, **kwargs)
+
+
 def _never(*_: Any, **__: Any) -> Any:
     raise AssertionError("refuses() lets no such request through")
 
 
-GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, _never, _never, COLUMNS)
+GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, gated_forward, gated_backward, COLUMNS)

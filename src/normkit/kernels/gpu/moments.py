@@ -17,7 +17,7 @@ import triton.language as tl
 
 from normkit.kernels.gpu.arithmetic import LARGE, SMALL, eps_scaled, inverse_root, scale_for
 from normkit.kernels.gpu.chunks import channels_of, chunk_length, positions_at, segment
-from normkit.kernels.gpu.tree import over_groups, over_positions, spread
+from normkit.kernels.gpu.sums import down, over_groups, spread
 
 
 @triton.jit
@@ -29,11 +29,11 @@ def _not_negative(v: tl.tensor) -> tl.tensor:
 @triton.jit
 def _of_tile(v: tl.tensor, inside: tl.tensor, count: tl.tensor, D: tl.constexpr) -> tl.tensor:
     """(mean, remainder, M) of every D columns of a tile that is 0 where it is not inside."""
-    mean = tl.div_rn(over_groups(over_positions(v), D), count)
+    mean = tl.div_rn(over_groups(down(v), D), count)
     d = tl.where(inside, v - spread(mean, D)[None, :], 0.0)
-    first = over_groups(over_positions(d), D)
+    first = over_groups(down(d), D)
     remainder = tl.div_rn(first, count)
-    return mean, remainder, _not_negative(over_groups(over_positions(d * d), D) - first * remainder)
+    return mean, remainder, _not_negative(over_groups(down(d * d), D) - first * remainder)
 
 
 @triton.jit
@@ -129,12 +129,12 @@ def _joined(
 ) -> tl.tensor:
     """(mean, remainder, M) of the parts [P, groups] of n elements each, times ``factor``."""
     mean, remainder, square = mean * factor, remainder * factor, square * factor * factor
-    middle = over_positions(mean * tl.div_rn(n, total)[:, None])
+    middle = down(mean * tl.div_rn(n, total)[:, None])
     gap = (mean - middle[None, :]) + remainder
     weighted = tl.where(n[:, None] > 0.0, gap * n[:, None], 0.0)
-    first = over_positions(weighted)
+    first = down(weighted)
     rest = tl.div_rn(first, total)
-    return middle, rest, _not_negative(over_positions(weighted * gap + square) - first * rest)
+    return middle, rest, _not_negative(down(weighted * gap + square) - first * rest)
 
 
 @triton.jit(do_not_specialize=["total", "bound"])

@@ -61,7 +61,7 @@ def backward(
         found = _launchers[key] = _backward_of(spec, target or x.dtype, w, rows, extra is not None, wanted, x.device)
     dw, db = _run(found, rows, (x, weight, dy, dx, extra), stats, wanted)
     shape = [x.shape[a] if a in axes else 1 for a in range(x.dim())]
-    return dx, _folded(dw, weight, shape), _folded(db, bias, shape)
+    return dx, folded(dw, weight, shape), folded(db, bias, shape)
 
 
 def _gapless(x: Tensor, weight: Tensor | None, dy: Tensor, extra: Tensor | None) -> bool:
@@ -147,7 +147,7 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def _folded(parts: Tensor | None, p: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+def folded(parts: Tensor | None, p: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """Return the gradient of ``p`` from partials over the elements of ``shape``, to which p broadcasts."""
     if parts is None or p is None:
         return None

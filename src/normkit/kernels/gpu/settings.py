@@ -83,4 +83,29 @@ def _ctas(block: int, held: int, clusters: bool) -> int:
     return min(LARGEST_CLUSTER, max(1, block // held)) if clusters else 1
 
 
+HELD_GATED_FORWARD = 16384  # columns; x, its gate and an exponential at once
+HELD_GATED_BACKWARD = 8192  # columns; x̂, the gate, both slopes and a partial at once
+
+
+@lru_cache(maxsize=1024)
+def gated_forward_setting(width: int) -> Setting:
+    """As `forward_setting`, of gated norms."""
+    block = max(_power_of_two(width), 16)
+    if block > HELD_GATED_FORWARD:
+        return Setting(1, CHUNK // 2, 8)
+    rows = min(max(1, TILE // 2 // block), 128)
+    return Setting(rows, block, max(4, min(32, rows * block // 512)))
+
+
+@lru_cache(maxsize=1024)
+def gated_backward_setting(width: int) -> Setting:
+    """As `backward_setting`, of gated norms."""
+    block = max(_power_of_two(width), 16)
+    if block > HELD_GATED_BACKWARD:
+        return Setting(1, CHUNK // 4, 8, programs=2)
+    rows = min(max(1, TILE // 4 // block), 128)
+    warps = max(4, min(32, rows * block // 256))
+    return Setting(rows, block, warps, programs=max(1, 16 // warps))
+
+
 FOLD_ROWS, FOLD_BLOCK = 32, 64  # partials and columns of a tile in `fold_partials`. Unmeasured.

@@ -1,8 +1,8 @@
 """Statistics of rows: of tiles that hold whole rows, and of rows that are read in chunks.
 
-The order of every sum follows from the width and the launch settings of that width, never from how many rows there
-are or which of them share a tile, so a row's bits are its own. The CPU's sixteen lanes add in another order: float32
-results agree with those within the error bounds, not to the bit.
+The order of every sum (`sums.py`) follows from the width and the launch settings of that width, never from how many
+rows there are, which of them share a tile or how they lie, so a row's bits are its own. It is not the order of the
+CPU's sixteen lanes: float32 results agree with those within the error bounds, not to the bit.
 """
 
 # Triton's language, which Python's types do not describe.
@@ -15,16 +15,17 @@ import triton
 import triton.language as tl
 
 from normkit.kernels.gpu.arithmetic import LARGE, SMALL, eps_scaled, inverse_root, scale_for
+from normkit.kernels.gpu.sums import across, whole
 
 
 @triton.jit
 def _two_pass(v: tl.tensor, inside: tl.tensor, scale: tl.tensor, count: tl.tensor) -> tl.tensor:
     """(mean, remainder, variance, Σ d²) of v·scale along each row of a tile: the corrected two-pass."""
     u = v * scale[:, None]
-    mean = tl.div_rn(tl.sum(u, 1), count)
+    mean = tl.div_rn(across(u), count)
     d = tl.where(inside, u - mean[:, None], 0.0)
-    second = tl.sum(d * d, 1)
-    remainder = tl.div_rn(tl.sum(d, 1), count)
+    second = across(d * d)
+    remainder = tl.div_rn(across(d), count)
     variance = tl.div_rn(second, count) - remainder * remainder
     return mean, remainder, tl.where(variance < 0.0, 0.0, variance), second
 
@@ -53,7 +54,7 @@ def of_tile(
         mean, remainder, square, second = _two_pass(v, inside, one, count)
         extreme = (second < LARGE) & (square + eps > SMALL) & (square + eps < LARGE)
     else:
-        square = tl.div_rn(tl.sum(v * v, 1), count)
+        square = tl.div_rn(across(v * v), count)
         extreme = (square + eps > SMALL) & (square + eps < LARGE)
     scale = one
     extreme = extreme == 0  # not the negated comparisons: a NaN must land here
@@ -64,7 +65,7 @@ def of_tile(
             mean, remainder, square, second = _two_pass(v, inside, scale, count)
         else:
             u = v * scale[:, None]
-            square = tl.div_rn(tl.sum(u * u, 1), count)
+            square = tl.div_rn(across(u * u), count)
     return mean, remainder, inverse_root(square + eps_scaled(eps, root_eps, scale)), scale
 
 
@@ -94,7 +95,7 @@ def _squares(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.tensor, C: t
         v, _ = _chunk(x, step, start, n, C)
         u = v * scale
         total += u * u
-    return tl.sum(total, 0)
+    return whole(total)
 
 
 @triton.jit
@@ -105,15 +106,15 @@ def _two_pass_of_chunks(x: tl.tensor, step: tl.tensor, n: tl.tensor, scale: tl.t
         v, _ = _chunk(x, step, start, n, C)
         total += v * scale
     count = n * 1.0
-    mean = tl.div_rn(tl.sum(total, 0), count)
+    mean = tl.div_rn(whole(total), count)
     first, squares = tl.full([C], 0.0, tl.float32), tl.full([C], 0.0, tl.float32)
     for start in range(0, n, C):
         v, inside = _chunk(x, step, start, n, C)
         d = tl.where(inside, v * scale - mean, 0.0)
         first += d
         squares += d * d
-    second = tl.sum(squares, 0)
-    remainder = tl.div_rn(tl.sum(first, 0), count)
+    second = whole(squares)
+    remainder = tl.div_rn(whole(first), count)
     variance = tl.div_rn(second, count) - remainder * remainder
     return mean, remainder, tl.where(variance < 0.0, 0.0, variance), second
 
@@ -131,6 +132,8 @@ def of_chunks(
 ) -> tl.tensor:
     """(mean, remainder, rstd, scale) of one row that no tile holds, C columns at a time."""
     count, scale = n * 1.0, 1.0
+    # The interpreter takes 1e-42 for a double.
+    eps, root_eps = tl.full([], eps, tl.float32), tl.full([], root_eps, tl.float32)
     if SUM:
         count = 1.0
     mean, remainder = 0.0, 0.0

@@ -17,6 +17,7 @@ from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
 from normkit.kernels.gpu.arithmetic import LARGE, SMALL, finish, inverse_root, value_of
 from normkit.kernels.gpu.forward import keep, sum_of
 from normkit.kernels.gpu.statistics import of_chunks
+from normkit.kernels.gpu.sums import whole
 
 PART = tl.constexpr(4)  # float32 of a chunk: mean, remainder and Σ d², or Σ x² alone
 
@@ -43,14 +44,14 @@ def chunk_moments(
     part = parts + (i.to(tl.int64) * tl.num_programs(1) + j) * PART
     if CENTERED:
         count = tl.minimum(n - j * C, C) * 1.0
-        mean = tl.div_rn(tl.sum(v, 0), count)
+        mean = tl.div_rn(whole(v), count)
         d = tl.where(inside, v - mean, 0.0)
-        remainder = tl.div_rn(tl.sum(d, 0), count)
+        remainder = tl.div_rn(whole(d), count)
         tl.store(part, mean)
         tl.store(part + 1, remainder)
-        tl.store(part + 2, tl.sum(d * d, 0) - count * remainder * remainder)
+        tl.store(part + 2, whole(d * d) - count * remainder * remainder)
     else:
-        tl.store(part, tl.sum(v * v, 0))
+        tl.store(part, whole(v * v))
 
 
 @triton.jit
@@ -70,10 +71,10 @@ def _merged(
         means = tl.load(part + k * PART, mask=there, other=0.0)
         rest = tl.load(part + k * PART + 1, mask=there, other=0.0)
         squares = tl.load(part + k * PART + 2, mask=there, other=0.0)
-        mean = tl.div_rn(tl.sum(means * count, 0), n * 1.0)
+        mean = tl.div_rn(whole(means * count), n * 1.0)
         gap = tl.where(there, (means - mean) + rest, 0.0)
-        remainder = tl.div_rn(tl.sum(gap * count, 0), n * 1.0)
-        second = tl.sum(squares + gap * gap * count, 0)
+        remainder = tl.div_rn(whole(gap * count), n * 1.0)
+        second = whole(squares + gap * gap * count)
         square = tl.div_rn(second, n * 1.0) - remainder * remainder
         square = tl.where(square < 0.0, 0.0, square)
         held = (second < LARGE) & (square + eps > SMALL) & (square + eps < LARGE)
@@ -81,7 +82,7 @@ def _merged(
         count = n * 1.0
         if SUM:
             count = 1.0
-        square = tl.div_rn(tl.sum(tl.load(part + k * PART, mask=there, other=0.0), 0), count)
+        square = tl.div_rn(whole(tl.load(part + k * PART, mask=there, other=0.0)), count)
         held = (square + eps > SMALL) & (square + eps < LARGE)
     rstd = inverse_root(square + eps)
     if held == 0:  # not the negated comparisons: a NaN must land here
