@@ -11,7 +11,7 @@ SRC = Path(__file__).parent.parent / "src"
 RANKS = [
     ["normkit.spec", "normkit.environment"],
     ["normkit.conventions", "normkit.coverage", "normkit.checks"],
-    ["normkit.kernels.statistics", "normkit.kernels.rounding"],
+    ["normkit.kernels.statistics", "normkit.kernels.rounding", "normkit.kernels.layout"],
     ["normkit.kernels.reference"],
     ["normkit.kernels.contract"],
     ["normkit.kernels.cpu", "normkit.kernels.gpu"],
