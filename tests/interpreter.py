@@ -52,6 +52,6 @@ def round_like_hardware() -> None:
     interpreter._patch_lang_tensor = patch_index_too
     interpreter._convert_float = convert
     interpreter.InterpretedFunction.__call__ = call
-    if not hasattr(interpreter, "_interpreter"):  # from 3.9 on it rounds once, in C
+    if not hasattr(interpreter._interpreter, "fma_fp32"):  # from 3.9 on it rounds once, in C
         interpreter.InterpreterBuilder.create_fma = fused
     np.seterr(all="ignore")  # rows that overflow on purpose are told from others by their sums, not by NumPy

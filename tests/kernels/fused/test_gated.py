@@ -43,18 +43,18 @@ def in_float64(x: Tensor, g: Tensor, w: Tensor, size: int, spec: nk.NormSpec, ep
 
 
 @pytest.mark.parametrize("seed", [0, 10])
-@pytest.mark.parametrize("n", [1, 3, 16, 63, 65, 768, 4097, 17001])  # no GPU program holds a row of the last width
+@pytest.mark.parametrize("n", [1, 3, 16, 63, 65, 768, 4097, 9001])  # no GPU program holds a row of the last width
 @pytest.mark.parametrize("place", PLACES)
 def test_random_rows_lie_within_the_bound(place: str, n: int, seed: int):
-    count = 7 if n < 10000 else 2
+    count = 7 if n < 5000 else 2
     x, g, w = randn(count, n, seed=seed), 3 * randn(count, n, seed=seed + 1), randn(n, seed=seed + 2)
     in_float64(x, g, w, n, PLACES[place], 1e-5, nk.gated_rms_norm(x, g, w, eps=1e-5, spec=PLACES[place]))
 
 
-@pytest.mark.parametrize(("width", "size"), [(120, 1), (120, 6), (120, 40), (120, 120), (34002, 17001)])
+@pytest.mark.parametrize(("width", "size"), [(120, 1), (120, 6), (120, 40), (120, 120), (18002, 9001)])
 @pytest.mark.parametrize("place", PLACES)
 def test_groups_have_statistics_and_weights_of_their_own(place: str, width: int, size: int):
-    shape = (3, 5, width) if width < 10000 else (2, 1, width)
+    shape = (3, 5, width) if width < 5000 else (2, 1, width)
     x, g, w = randn(*shape), randn(*shape, seed=1), randn(width, seed=2)
     got = nk.gated_rms_norm(x, g, w, group_size=size, eps=1e-5, spec=PLACES[place])
     in_float64(x, g, w, size, PLACES[place], 1e-5, got)
@@ -105,7 +105,7 @@ def test_no_gate_is_the_norm_of_the_groups():
     assert torch.equal(got, torch.cat([nk.rms_norm(x[:, i : i + 8], w[i : i + 8]) for i in (0, 8, 16)], -1))
 
 
-@pytest.mark.parametrize("n", [127, pytest.param(17001, marks=LONG)])
+@pytest.mark.parametrize("n", [127, pytest.param(9001, marks=LONG)])
 @pytest.mark.parametrize("place", PLACES)
 def test_extreme_rows_lie_within_the_same_bound(place: str, n: int):
     eps = 1e-12
@@ -118,7 +118,7 @@ def test_extreme_rows_lie_within_the_same_bound(place: str, n: int):
         in_float64(x, g, w, n, PLACES[place], eps, nk.gated_rms_norm(x, g, w, eps=eps, spec=PLACES[place]))
 
 
-@pytest.mark.parametrize("n", [200, 17001])
+@pytest.mark.parametrize("n", [200, 9001])
 def test_products_beyond_float32s_range(n: int):
     """x·a(g) of 1e45: both factors are scaled by a power of two, so that the row comes out as any other does."""
     x, g, w = randn(3, n), randn(3, n, seed=1).abs() + 20, randn(n, seed=2)

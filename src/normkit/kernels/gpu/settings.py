@@ -83,8 +83,8 @@ def _ctas(block: int, held: int, clusters: bool) -> int:
     return min(LARGEST_CLUSTER, max(1, block // held)) if clusters else 1
 
 
-HELD_GATED_FORWARD = 16384  # columns; x, its gate and an exponential at once
-HELD_GATED_BACKWARD = 8192  # columns; x̂, the gate, both slopes and a partial at once
+HELD_GATED_FORWARD = 8192  # columns; x, its gate and an exponential at once: 16384 spill
+HELD_GATED_BACKWARD = 4096  # columns; x̂, the gate, both slopes and a partial at once: 8192 spill
 
 
 @lru_cache(maxsize=1024)
@@ -102,7 +102,7 @@ def gated_backward_setting(width: int) -> Setting:
     """As `backward_setting`, of gated norms."""
     block = max(_power_of_two(width), 16)
     if block > HELD_GATED_BACKWARD:
-        return Setting(1, CHUNK // 4, 8, programs=2)
+        return Setting(1, CHUNK // 4, 4, programs=2)
     rows = min(max(1, TILE // 4 // block), 128)
     warps = max(4, min(32, rows * block // 256))
     return Setting(rows, block, warps, programs=max(1, 16 // warps))
