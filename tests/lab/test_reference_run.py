@@ -56,6 +56,6 @@ def test_the_report_renders_from_it(tmp_path: Path) -> None:
 
 def waiting_in(page: str) -> set[str]:
     """Return the claims whose section carries the mark of a claim without its verdict."""
-    sections = [text.split("</article>", 1)[0] for text in page.split('id="claim-')[1:]]
+    sections = [text.split("</article>", 1)[0] for text in page.split('<article id="claim-')[1:]]
     found = {text.split('"', 1)[0] for text in sections if 'href="#shape-waiting"' in text}
     return found & {claim.id for claim in CLAIMS}
