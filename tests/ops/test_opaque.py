@@ -174,7 +174,7 @@ EAGER: dict[str, tuple[Callable[[], object], str]] = {
     "group": (lambda: nk.group_norm(X[None].double(), 3), "x is torch.float64"),
     "instance, vmap": (lambda: vmap(nk.instance_norm)(X[None, None]), "no registered operator"),
     "batch statistics": (lambda: nk.BatchNorm(12)(X), "batch"),
-    "meta": (lambda: nk.rms_norm(X.to("meta")), "no ordinary CPU tensor"),
+    "meta": (lambda: nk.rms_norm(X.to("meta")), "no ordinary CPU or CUDA tensor"),
     "vmap": (lambda: vmap(nk.rms_norm)(X), "torch.func"),
     "grad": (lambda: grad(lambda t: nk.rms_norm(t).sum())(X), "torch.func"),
     "forward mode": (lambda: jvp(nk.rms_norm, (X,), (X,)), "forward-mode"),

@@ -112,8 +112,8 @@ def explain(
     if watched():
         return Explanation("reference", "something looks inside operators, so they are plain ATen", (), False)
     if not all(map(plain, (x, w, b, residual, gate))):
-        registry.check_reference("a tensor is no ordinary CPU tensor with memory")
-        return Explanation("reference", "a tensor is no ordinary CPU tensor with memory", (), False)
+        registry.check_reference("a tensor is no ordinary CPU or CUDA tensor with memory")
+        return Explanation("reference", "a tensor is no ordinary CPU or CUDA tensor with memory", (), False)
     if channel is not None:
         axes = tuple(a for a in range(x.dim()) if a != channel and not (a == 0 and coverage != "batch"))
     if coverage == "batch":

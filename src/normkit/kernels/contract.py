@@ -70,6 +70,7 @@ class Kernel:
         gated_backward: (x, gate, spec, weight, dy, statistics, axes=, wanted=) → (dx, dgate, dweight), wanted in that
             order.
         columns: norms across positions; None where it has none, whose requests it must then refuse.
+        devices: the types of devices that it is for: of tensors elsewhere it is asked only by name.
     """
 
     name: str
@@ -82,3 +83,4 @@ class Kernel:
     gated_forward: Callable[..., Any]
     gated_backward: Callable[..., Any]
     columns: Columns | None = None
+    devices: tuple[str, ...] = ()

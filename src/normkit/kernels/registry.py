@@ -178,7 +178,8 @@ def choose(request: Request) -> Decision:
         refuse_invariant("the reference was asked for by name")
         return Decision(REFERENCE, "asked for by name")
     rejected: list[tuple[str, str]] = []
-    for kernel in _kernels():
+    here = [k for k in _kernels() if request.x.device.type in k.devices]
+    for kernel in (here or _kernels()[:1]) if wanted == "auto" else _kernels():
         if wanted not in ("auto", kernel.name):
             continue
         why = kernel.refuses(request)

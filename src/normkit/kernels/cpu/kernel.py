@@ -242,4 +242,5 @@ CPU = Kernel(
     gated_launch.forward,
     gated_launch.backward,
     positions.COLUMNS,
+    devices=("cpu",),
 )

@@ -191,4 +191,16 @@ def _never(*_: Any, **__: Any) -> Any:
     raise AssertionError("refuses() lets no such request through")
 
 
-GPU = Kernel("gpu", refuses, forward, add_forward, backward, quick, quick_add, gated_forward, gated_backward, COLUMNS)
+GPU = Kernel(
+    "gpu",
+    refuses,
+    forward,
+    add_forward,
+    backward,
+    quick,
+    quick_add,
+    gated_forward,
+    gated_backward,
+    COLUMNS,
+    devices=("cuda",),  # ROCm's devices go by this name, too
+)
