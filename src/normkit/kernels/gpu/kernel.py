@@ -187,10 +187,6 @@ def gated_backward(*args: Any, **kwargs: Any) -> Any:
     return gated_launch.backward(*args, **kwargs)
 
 
-def _never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("refuses() lets no such request through")
-
-
 GPU = Kernel(
     "gpu",
     refuses,
