@@ -13,7 +13,10 @@ import normkit as nk
 from ranks.processes import run
 from rows import randn
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of PyTorch has no torch.distributed")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="this build of PyTorch has no torch.distributed"),
+    pytest.mark.slow,  # two processes compile six modules each: half a minute of a core
+]
 N, L, C = 3, 4, 20
 MODULES: dict[str, Any] = {
     "rms": lambda: nk.RMSNorm(C, eps=1e-3),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import normkit as nk
 from fused import BACKEND
-from rows import FLOATS, adversarial, gradient_bounds, plain_norm, randn, row_depth, unit
+from rows import FLOATS, adversarial, gradient_bounds, plain_norm, quick, randn, row_depth, unit
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}
 BF, HF, F = torch.bfloat16, torch.float16, torch.float32
@@ -46,7 +46,7 @@ def held_to_float64(spec: nk.NormSpec, leaves: list[Tensor], dy: Tensor, first: 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [1, 3, 16, 63, 64, 65, 127, 768, 4097])
+@pytest.mark.parametrize("n", quick([1, 3, 16, 63, 64, 65, 127, 768, 4097], lambda n: n in (1, 65, 768)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_lie_within_the_bound(kind: str, n: int, dtype: torch.dtype):
     leaves = [randn(*s, seed=i, dtype=dtype) for i, s in enumerate([(70, n), (n,), (n,)])]
