@@ -16,6 +16,8 @@ from normkit.lab.model.transformer import TransformerConfig
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips
 
+pytestmark = pytest.mark.slow  # a full run's claim; `make test` has ten minutes for everything
+
 C7, C7B = CLAIMS
 SETTINGS = Settings(seeds=(0,))
 SMALL = replace(STUDY, arms=lambda settings: [Arm(k, {"kind": k, "steps": 20, "scored": 16}) for k in KINDS])

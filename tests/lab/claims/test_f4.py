@@ -16,6 +16,8 @@ from normkit.lab.figures import Drawing
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips, judge
 
+pytestmark = pytest.mark.slow  # a full run's claim; `make test` has ten minutes for everything
+
 F4A, F4E, F4B, F4C, F4D = f4_depth.CLAIMS
 FULL = Settings(mode="full")
 UNIGRAM, MARGIN, NOISE = 3.12, 0.073, 0.076

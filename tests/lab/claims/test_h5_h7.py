@@ -18,6 +18,8 @@ from normkit.lab.draws import Draws
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips, judge
 
+pytestmark = pytest.mark.slow  # a full run's claim; `make test` has ten minutes for everything
+
 (H5,), (H6,) = h5_layer_norm_scaling.CLAIMS, h6_mix_ln.CLAIMS
 H7A, H7B, H7C = h7_compromises.CLAIMS
 M2, A4B = m2_block_deletion.CLAIMS

@@ -17,6 +17,8 @@ from normkit.lab.model.training import Schedule
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips
 
+pytestmark = pytest.mark.slow  # a full run's claim; `make test` has ten minutes for everything
+
 (I1,), (I1B,) = i1_pointwise.CLAIMS, i1_training.CLAIMS
 SETTINGS = Settings(seeds=(0, 1, 2))
 

@@ -13,6 +13,8 @@ from normkit.lab.claims.j4_rate_sensitivity import RATES, STUDY, SWEEP, UNTRAINE
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Verdict, flips
 
+pytestmark = pytest.mark.slow  # a full run's claim; `make test` has ten minutes for everything
+
 (J4,) = j4.CLAIMS
 FULL = Settings(mode="full")
 FLAT, STEEP = [2.9, 2.7, 2.5, 2.5, 2.6], [2.9, 2.7, 2.5, 2.7, 3.0]
