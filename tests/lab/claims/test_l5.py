@@ -50,7 +50,7 @@ def test_what_each_arm_measures(measure_study):
     assert by_arm["half"]["value/length"] is None
     assert by_arm["wide"]["value/nan"] == 1
     assert by_arm["wide-clamped"]["value/length"] == pytest.approx(1, abs=1e-3)
-    assert by_arm["half"]["chain"] == "x ∞, square ∞, mean ∞, root 0, y not a number"
+    assert by_arm["half"]["chain"] == "x ∞, square ∞, mean ∞, root 0, y NaN"
 
 
 def test_statistics_that_overflow_again_are_seen(monkeypatch, measure_study, judge_claim):
