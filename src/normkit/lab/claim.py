@@ -8,6 +8,7 @@ mechanism was removed. Nothing else changes, so a control cannot pass by being a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,6 +201,15 @@ class Evidence:
     def paired(self, a: str, b: str, key: str) -> list[float]:
         """Return the differences a − b of ``key``, seed by seed."""
         return [p - q for p, q in zip(self.numbers(a, key), self.numbers(b, key), strict=True)]
+
+    def lowest(self, paths: Sequence[str], key: str) -> str:
+        """Return the path whose ``key`` is lowest in the mean over seeds; one with a NaN never wins."""
+
+        def mean(path: str) -> float:
+            found = self.numbers(path, key)
+            return math.inf if any(map(math.isnan, found)) else math.fsum(found) / len(found)
+
+        return min(paths, key=mean)
 
     def first(self, path: str, key: str) -> Any:
         """Return ``key`` at the first seed: for exact statements and for pictures."""

@@ -15,7 +15,6 @@ from normkit.lab.claims.b1_map import (
     ACTIVATIONS,
     BETWEEN,
     CURVE,
-    FEW,
     FRESH,
     LAST,
     ROWS,
@@ -42,7 +41,7 @@ MEASURED = (
     f"{EMBEDDING}): plain SGD, {STEPS} steps of {ROWS} rows, with no norm, with normkit.BatchNorm before each "
     "activation, or with noise after BatchNorm (each unit's shift and scale drawn anew at every step, each sample's "
     "around them); units are tanh with Xavier's weights or ReLU with He's. Arms share text, initial "
-    f"weights and {len(WIDER)} rates from {WIDER[0]:g} to {WIDER[-1]:g} ({FEW[0]:g} to {FEW[-1]:g} in a quick run). "
+    f"weights and {len(WIDER)} rates from {WIDER[0]:g} to {WIDER[-1]:g}. "
     f"Held-out loss is read every {CURVE} steps, that of the network as it trains: by the statistics of the {HELDOUT} "
     "held-out rows, and with noise, since running statistics gathered under noise fit no network without it. A run's "
     f"score is the mean of the last {CURVE * LAST} steps, and it trains if that is below the entropy of the bytes' "

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from normkit.functional import layer_norm, rms_norm
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
-from normkit.lab.corpus import bigram_entropy, unigram_entropy
 from normkit.lab.draws import Draws
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.model.byte_mlp import BYTES, EMBEDDING, WIDTH, batches, heldout_rows
+from normkit.lab.model.training import margin_of
 from normkit.lab.numbers import estimate
 from normkit.lab.settings import Settings
 from normkit.lab.verdict import Criterion
@@ -81,7 +81,7 @@ def _measure(params: Params, bench: Bench) -> Values:
         heldout = float(loss_of(heldout_rows(corpus).to(device)))
     return {
         "heldout": heldout if math.isfinite(heldout) else None,
-        "margin": (unigram_entropy(corpus.train) - bigram_entropy(corpus.train)) / 10,
+        "margin": margin_of(corpus),
     }
 
 
@@ -98,8 +98,7 @@ STUDY = Study(
 
 def best(e: Evidence, role: str) -> list[float]:
     """Return the held-out losses, seed by seed, at the learning rate of the lowest mean; diverged runs never win."""
-    found = [e.numbers(f"{role}/lr-{lr:g}", "heldout") for lr in RATES]
-    return min(found, key=lambda v: sum(v) if not any(map(math.isnan, v)) else math.inf)
+    return e.numbers(e.lowest([f"{role}/lr-{lr:g}" for lr in RATES], "heldout"), "heldout")
 
 
 def _difference(e: Evidence) -> list[float]:

@@ -24,8 +24,6 @@ SECONDS = {SHALLOW: 2.7, DEEP: 10.0}
 
 
 def _arms(layers: int, settings: Settings) -> list[Arm]:
-    if settings.mode == "quick":
-        return []
     return [
         Arm(
             f"{wiring}/warmup-{warmup}/lr-{lr:g}",

@@ -69,8 +69,6 @@ def made(contender: Contender, draws: Draws) -> Transformer:
 
 
 def _arms(settings: Settings) -> list[Arm]:
-    if settings.mode == "quick":
-        return []
     return [
         Arm(f"{name}/warmup-0/lr-{lr:g}", {"contender": name, "lr": lr, "steps": STEPS})
         for name in CONTENDERS

@@ -7,7 +7,7 @@ from typing import Literal
 
 from normkit.lab.claim import Claim, Control, Evidence, Explanation, Rule
 from normkit.lab.claims.h5_twelve_blocks import CONTENDERS, LAYERS, RATES, ROWS, STEPS, STUDY, WIDTH
-from normkit.lab.corpus import CONTEXT, HELDOUT_WINDOWS
+from normkit.lab.corpus import CONTEXT, HELDOUT_TELLS
 from normkit.lab.figures import Chart, Figure, Panel, Series
 from normkit.lab.grid.figures import curves_chart, outcome_map
 from normkit.lab.grid.reading import Side, trained_range
@@ -45,8 +45,7 @@ def compared(name: str, values: Sequence[float], kind: Literal["above", "at_most
         kind=kind,
         target=0.0,
         tolerance=0.01,
-        reason=f"what {HELDOUT_WINDOWS} windows can tell: their losses under two models differ by some .16 from "
-        f"window to window, over √{HELDOUT_WINDOWS} = {HELDOUT_WINDOWS**0.5:g}",
+        reason=HELDOUT_TELLS,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from normkit.lab.claim import Arm, Bench, Claim, Control, Evidence, Explanation, Params, Rule, Study, Values
-from normkit.lab.corpus import CONTEXT, HELDOUT_WINDOWS
+from normkit.lab.corpus import CONTEXT, HELDOUT_TELLS
 from normkit.lab.figures import Chart, Panel, Series, band
 from normkit.lab.model.seednorm import SeeDNorm
 from normkit.lab.model.training import CURVE, Schedule, train_model
@@ -74,8 +74,7 @@ def _criteria(e: Evidence) -> list[Criterion]:
             kind="at_most",
             target=0.05,
             tolerance=0.01,
-            reason=f"what {HELDOUT_WINDOWS} windows can tell: their losses under two models differ by some .16 from "
-            f"window to window, over √{HELDOUT_WINDOWS} = {HELDOUT_WINDOWS**0.5:g}",
+            reason=HELDOUT_TELLS,
         )
         for role in ("dyt", "derf", "seed")
     ]

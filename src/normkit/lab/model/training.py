@@ -185,10 +185,14 @@ def heldout_windows(corpus: Corpus) -> Tensor:
 def plateau_of(corpus: Corpus, rows: int) -> Plateau:
     """Derive from the text what a run has to beat; see `Plateau`."""
     unigram = unigram_entropy(heldout_windows(corpus)[:, 1:])
-    information = unigram_entropy(corpus.train) - bigram_entropy(corpus.train)
     whole = len(corpus.train) // CONTEXT * CONTEXT
     per_window = -_log_frequencies(corpus)[corpus.train[:whole].long()].view(-1, CONTEXT).mean(1)
-    return Plateau(unigram, information / 10, float(per_window.std()) / (rows * CURVE) ** 0.5)
+    return Plateau(unigram, margin_of(corpus), float(per_window.std()) / (rows * CURVE) ** 0.5)
+
+
+def margin_of(corpus: Corpus) -> float:
+    """Return a tenth of what the previous byte tells about a byte, in nats."""
+    return (unigram_entropy(corpus.train) - bigram_entropy(corpus.train)) / 10
 
 
 def _log_frequencies(corpus: Corpus) -> Tensor:
