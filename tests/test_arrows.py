@@ -15,6 +15,7 @@ RANKS = [
     ["normkit.kernels.column_layout"],
     ["normkit.kernels.reference"],
     ["normkit.kernels.contract"],
+    ["normkit.kernels.refusals"],
     ["normkit.kernels.cpu", "normkit.kernels.gpu"],
     ["normkit.kernels.registry"],
     ["normkit.kernels"],

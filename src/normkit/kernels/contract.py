@@ -28,6 +28,12 @@ class Request:
     masked: bool = False
     channel: int | None = None  # the axis that stays apart where statistics cross positions; None for row norms
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what there is of x, weight, bias, residual and gate, by name."""
+        every = {"x": self.x, "weight": self.weight, "bias": self.bias, "residual": self.residual, "gate": self.gate}
+        return {name: t for name, t in every.items() if t is not None}
+
 
 @dataclass(frozen=True)
 class Columns:

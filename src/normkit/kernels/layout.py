@@ -53,3 +53,23 @@ def row_stride(x: Tensor, axes: Sequence[int]) -> int | None:
         else:
             return None
     return 1 if stride is None else stride
+
+
+def lay(axes: Sequence[int], tensors: Sequence[Tensor | None], shape: Sequence[int]) -> Fold | None:
+    """Fold the outer axes of tensors that share (or broadcast to) ``shape``; None where three do not suffice.
+
+    Returns:
+        Three sizes, and per tensor four strides in elements: three outer ones and that along the row. A tensor that
+        broadcasts along an axis has stride 0 there; one that is missing has 0 everywhere, and 1 along the row.
+    """
+    outer = [a for a in range(len(shape)) if a not in axes]
+    views = [t if t is None or tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors]
+    within = [1 if t is None else row_stride(t, axes) for t in views]
+    folded = fold(
+        [shape[a] for a in outer], [[0] * len(outer) if t is None else [t.stride(a) for a in outer] for t in views]
+    )
+    if folded is None:
+        return None
+    sizes, steps = folded
+    every = [[*step, stride] for step, stride in zip(steps, within, strict=True) if stride is not None]
+    return (sizes, every) if len(every) == len(within) else None

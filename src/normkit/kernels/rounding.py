@@ -90,3 +90,17 @@ def result_dtype(
     for dtype in (weight, bias):
         target = target if dtype is None else torch.promote_types(target, dtype)
     return target
+
+
+def rounds_first(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype of the rounding before the weight, or None where there is none."""
+    if spec.cast == "first":
+        return x
+    return weight if spec.cast == "t5" and weight in HALVES else None
+
+
+def product_dtype(spec: NormSpec, first: torch.dtype, weight: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of the product with the weight, before a bias or a gate; ``first``: of the value weighted."""
+    if weight is None or spec.weight == "one_plus":  # a gain formed in float32 keeps it there
+        return torch.float32
+    return torch.promote_types(first, weight)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normkit.kernels.cpu.kernel import one_row
+from normkit.kernels.refusals import one_row
 from normkit.kernels.registry import not_invariant
 from normkit.ops import operators
 from normkit.ops.through import scaled

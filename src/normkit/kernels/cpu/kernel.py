@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from normkit.kernels import refusals
 from normkit.kernels.contract import Kernel, Request
 from normkit.kernels.cpu import contiguous, gated_launch, positions
 from normkit.kernels.cpu import rows as launch
@@ -23,52 +24,23 @@ def _installed() -> bool:
 
 def refuses(request: Request) -> str | None:
     """Return why the CPU kernels cannot take a request, or None."""
-    why = _refuses_spec(request.spec) or _refuses_tensors(request)
+    why = refusals.of_spec(request.spec) or _refuses_tensors(request)
     if why is not None:
         return why
-    return _refuses_rows(request) if request.channel is None else positions.refuses(request)
-
-
-def _refuses_spec(spec: NormSpec) -> str | None:
-    checks = (
-        (spec.statistic_dtype == "input", "every intermediate is to be in x's dtype; the kernels compute in float32"),
-        (spec.statistic == "unbiased", "the unbiased variance has no kernel"),
-        (spec.eps != "inside", "ε is not inside the root"),
-        (spec.root != "reciprocal", f"root={spec.root!r}; the kernels multiply by 1/√"),
-        (spec.root_rounding != "none", "the inverse root is to be rounded to x's dtype"),
-        (spec.gate != "none" and spec.kind != "rms", f"gated {spec.kind} norms have no kernel"),
-    )
-    return next((why for wrong, why in checks if wrong), None)
+    if request.channel is not None:
+        return refusals.of_columns(request)
+    return refusals.of_rows(request, _contiguous(request))
 
 
 def _refuses_tensors(request: Request) -> str | None:
-    tensors = {"x": request.x, "weight": request.weight, "bias": request.bias}
-    tensors |= {"residual": request.residual, "gate": request.gate}
-    for name, t in tensors.items():
-        if t is not None and t.device.type != "cpu":
+    for name, t in request.tensors.items():
+        if t.device.type != "cpu":
             return f"{name} is on {t.device}"
-        if t is not None and t.dtype not in launch.NAMES:
+        if t.dtype not in launch.NAMES:
             return f"{name} is {t.dtype}; the kernels take float32, bfloat16 and float16"
     if request.x.numel() == 0:
         return "x is empty"
     return None if _installed() else "numba is not installed"
-
-
-def _refuses_rows(request: Request) -> str | None:
-    parameters = (request.weight, request.bias)
-    if request.masked:
-        return "masks have no row kernel"
-    if (request.gate is None) != (request.spec.gate == "none"):
-        return "the spec and the call disagree on whether there is a gate"
-    if request.gate is not None and (request.bias is not None or request.residual is not None):
-        return "a gated norm with a bias or a residual has no kernel"
-    if (request.gate is not None or not _contiguous(request)) and _layout(request) is None:
-        return "the normalised axes form no single row, or more than three outer axes cannot be merged"
-    trained = [p for p in parameters if p is not None and p.requires_grad and torch.is_grad_enabled()]
-    shared = request.axes if request.gate is None else (request.x.dim() - 2, request.x.dim() - 1)
-    if any(not one_row(p, request.x, shared) for p in trained):
-        return "a trainable weight or bias differs from row to row; its gradient has no kernel"
-    return None
 
 
 def _contiguous(request: Request) -> bool:
@@ -83,21 +55,6 @@ def _all_contiguous(
     if axes != (x.dim() - 1,) or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
         return False
     return _is_row(weight, x) and _is_row(bias, x)
-
-
-def _layout(request: Request) -> launch.Rows | None:
-    x, axes = request.x, request.axes
-    # However x lies: results are contiguous, and there only neighbouring axes form a row.
-    if any(a not in axes and x.shape[a] != 1 for a in range(axes[0], axes[-1])):
-        return None
-    tensors = (x, request.weight, request.bias, request.residual, request.gate)
-    return launch.lay_out(request.axes, tensors, x.shape)
-
-
-def one_row(p: Tensor, x: Tensor, axes: tuple[int, ...]) -> bool:
-    """Say whether every row uses the same values of ``p``, so that its gradient is one sum over rows."""
-    missing = x.dim() - p.dim()
-    return all(p.shape[a - missing] == 1 for a in range(missing, x.dim()) if a not in axes)
 
 
 def _dtype(p: Tensor | None) -> torch.dtype | None:

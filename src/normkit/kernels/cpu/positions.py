@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.column_layout import Shape, fresh_like, laid_like, shape_of, strides_of
-from normkit.kernels.contract import Columns, Request
+from normkit.kernels.contract import Columns
 from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.chunks import RUN, Valid, even_chunks, valid_positions
 from normkit.kernels.cpu.rows import NAMES, Code, code_of
@@ -233,14 +233,6 @@ def gains_of(weight: Tensor | None, bias: Tensor | None, channels: int) -> Tenso
         gains[0] = 1.0 if weight is None else weight.reshape(-1)
         gains[1] = 0.0 if bias is None else bias.reshape(-1)
     return gains
-
-
-def refuses(request: Request) -> str | None:
-    """Return why the layout of x has no column kernel, or None."""
-    assert request.channel is not None
-    if shape_of(request.x, request.channel, 0 not in request.axes) is None:
-        return "neither channels nor positions lie side by side, or the positions of a sample lie on no single stride"
-    return None
 
 
 def plan_of(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor | None) -> Plan:

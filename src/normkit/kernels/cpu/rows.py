@@ -19,7 +19,7 @@ from torch import Tensor
 from normkit.kernels import layout
 from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.objects import addresses_of
-from normkit.kernels.rounding import HALVES
+from normkit.kernels.rounding import product_dtype, rounds_first
 from normkit.spec import NormSpec
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -61,13 +61,6 @@ def flag(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def rounds_first(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype of the rounding before the weight, or None where there is none."""
-    if spec.cast == "first":
-        return x
-    return weight if spec.cast == "t5" and weight in HALVES else None
-
-
 @dataclass(frozen=True)
 class Kinds:
     """The dtypes of a call and whether rows must be packed, which with the spec decide the code."""
@@ -92,13 +85,10 @@ def forward_code(spec: NormSpec, kinds: Kinds) -> Code:
 
 def _make_forward(spec: NormSpec, kinds: Kinds) -> Code:
     first = rounds_first(spec, kinds.branch or kinds.x, kinds.w)
-    between = torch.float32  # of the product, before the bias: a gain formed in float32 keeps it there
-    if kinds.w is not None and spec.weight != "one_plus":
-        between = torch.promote_types(first or kinds.x, kinds.w)
     tags = _common_tags(spec, kinds) | {
         "A": NAMES[kinds.branch or kinds.x],
         "Q": NAMES[kinds.residual or kinds.x],
-        "P": NAMES[between],
+        "P": NAMES[product_dtype(spec, first or kinds.x, kinds.w)],
         "B": NAMES[kinds.b or torch.float32],
         "Y": NAMES[kinds.y],
         "added": flag(kinds.residual is not None),
@@ -209,23 +199,16 @@ def lay_out(axes: Sequence[int], tensors: Sequence[Tensor | None], shape: Sequen
 
     A tensor that broadcasts along an axis has stride 0 there. Rows whose elements lie apart are packed by the kernel.
     """
-    outer = [a for a in range(len(shape)) if a not in axes]
-    width = math.prod([shape[a] for a in axes])
-    views = [t if t is None or tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors]
-    within = [1 if t is None else layout.row_stride(t, axes) for t in views]
-    folded = layout.fold(
-        [shape[a] for a in outer], [[0] * len(outer) if t is None else [t.stride(a) for a in outer] for t in views]
-    )
-    if folded is None or None in within:
+    found = layout.lay(axes, tensors, shape)
+    if found is None:
         return None
-    sizes, steps = folded
+    sizes, steps = found
     in_bytes = [
-        (0, 0, 0, 0) if t is None else tuple(s * t.element_size() for s in (*step, stride))
-        for t, step, stride in zip(views, steps, within, strict=True)
-        if stride is not None
+        (0, 0, 0, 0) if t is None else tuple(s * t.element_size() for s in step)
+        for t, step in zip(tensors, steps, strict=True)
     ]
-    packed = any(stride != 1 for stride in within)
-    return Rows(math.prod(sizes), width, sizes, in_bytes, packed)
+    packed = any(step[3] != 1 for step in steps)
+    return Rows(math.prod(sizes), math.prod([shape[a] for a in axes]), sizes, in_bytes, packed)
 
 
 def contiguous_rows(x: Tensor, tensors: Sequence[Tensor | None]) -> Rows:

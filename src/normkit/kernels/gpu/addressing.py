@@ -46,3 +46,44 @@ def parameter_at(
 def along(cols: tl.tensor, step: tl.tensor, PLAIN: tl.constexpr) -> tl.tensor:
     """The offsets of columns within a row."""
     return cols.to(tl.int64) if PLAIN else cols.to(tl.int64) * step
+
+
+@triton.jit
+def tile_at(
+    i: tl.tensor,
+    cols: tl.tensor,
+    n: tl.tensor,
+    d1: tl.tensor,
+    d2: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    s2: tl.tensor,
+    s3: tl.tensor,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
+    """The offsets of a tile: the rows i, and of each the columns."""
+    return rows_at(i, n, d1, d2, s0, s1, s2, PLAIN)[:, None] + along(cols, s3, PLAIN)[None, :]
+
+
+@triton.jit
+def parameter_tile(
+    p: tl.tensor,
+    i: tl.tensor,
+    cols: tl.tensor,
+    n: tl.tensor,
+    inside: tl.tensor,
+    d1: tl.tensor,
+    d2: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    s2: tl.tensor,
+    s3: tl.tensor,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
+    """A parameter of the rows i as float32: one row for all where PLAIN, else a tile."""
+    if PLAIN:
+        found = tl.load(p + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+    else:
+        at = parameter_at(i, d1, d2, s0, s1, s2, PLAIN)[:, None] + along(cols, s3, PLAIN)[None, :]
+        found = tl.load(p + at, mask=inside, other=0.0).to(tl.float32)
+    return found

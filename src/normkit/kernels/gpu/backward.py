@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
+from normkit.kernels.gpu.addressing import along, parameter_at, parameter_tile, rows_at, tile_at
 from normkit.kernels.gpu.arithmetic import gain_of, rounded, value_of
 from normkit.kernels.gpu.sums import across, down, whole
 
@@ -75,23 +75,22 @@ def held_backward(
         count = n * 1.0
     own = tl.zeros([ROWS, C], tl.float32)
     if HAS_W and PLAIN:
-        own = tl.load(w + cols, mask=column, other=0.0).to(tl.float32)[None, :]
+        own = parameter_tile(w, p, cols, n, column, d1, d2, w0, w1, w2, w3, PLAIN)
     total_w = tl.zeros([ROWS, C], tl.float32)
     total_b = tl.zeros([ROWS, C], tl.float32)
     for tile in range(p, tiles, tl.num_programs(0)):
         i = tile * ROWS + tl.arange(0, ROWS)
         live = i < rows
         inside = live[:, None] & column[None, :]
-        at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, x0, x1, x2, x3, PLAIN)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN)[:, None] + along(cols, g3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, g0, g1, g2, g3, PLAIN)
         dy = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
         mean, remainder, rstd, scale = _kept(kept, i, live, CENTERED)
         h = value_of(v, mean[:, None], remainder[:, None], rstd[:, None], scale[:, None], CENTERED)
         h = tl.where(inside, h, 0.0)
         if HAS_W and not PLAIN:
-            at = parameter_at(i, d1, d2, w0, w1, w2, PLAIN)[:, None] + along(cols, w3, PLAIN)[None, :]
-            own = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
+            own = parameter_tile(w, i, cols, n, inside, d1, d2, w0, w1, w2, w3, PLAIN)
         if WANT_W:
             if FIRST:
                 total_w += dy * rounded(h, R)
@@ -107,9 +106,9 @@ def held_backward(
                 a = tl.div_rn(across(weighed), tl.full([ROWS], 1.0, tl.float32) * count)
             d = _gradient(weighed, h, a[:, None], b[:, None], rstd[:, None], scale[:, None], CENTERED)
             if ADDED:
-                at = rows_at(i, n, d1, d2, e0, e1, e2, PLAIN)[:, None] + along(cols, e3, PLAIN)[None, :]
+                at = tile_at(i, cols, n, d1, d2, e0, e1, e2, e3, PLAIN)
                 d += tl.load(e + at, mask=inside, other=0.0).to(tl.float32)
-            at = rows_at(i, n, d1, d2, dx0, dx1, dx2, PLAIN)[:, None] + along(cols, dx3, PLAIN)[None, :]
+            at = tile_at(i, cols, n, d1, d2, dx0, dx1, dx2, dx3, PLAIN)
             tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
     part = p.to(tl.int64) * n + cols
     if WANT_W:

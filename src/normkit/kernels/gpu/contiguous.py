@@ -38,10 +38,8 @@ def forward_for(
         if kernels is None:
             kernels = known[rows.width, keep] = forward_of(spec, x.dtype, None, w, b, rows, keep, device)
         kept = new_statistics(spec, rows.count, device) if keep else None
-        if kernels.moments is not None and out is not None:  # chunks of a wide row may not be written over x
-            y = torch.empty_like(out)
         launch(kernels, rows, (x, weight, bias, y, None, None), kept, _SIX, eps, 1.0, 1.0)
-        return y if out is None or y is out else out.copy_(y), kept
+        return y, kept
 
     return run
 
@@ -78,12 +76,7 @@ def add_forward_for(
         if kernels is None:
             kernels = known[rows.width, keep] = forward_of(spec, x.dtype, residual.dtype, w, b, rows, keep, device)
         kept = new_statistics(spec, rows.count, device) if keep else None
-        tensors = (s, weight, bias, y, x, residual)
-        if kernels.moments is not None and out is not None:
-            tensors = (torch.empty_like(s), weight, bias, torch.empty_like(y), x, residual)
-        launch(kernels, rows, tensors, kept, _SIX, eps, alpha, beta)
-        if tensors[0] is not s:
-            y, s = y.copy_(tensors[3]), s.copy_(tensors[0])  # pyright: ignore[reportArgumentType]
+        launch(kernels, rows, (s, weight, bias, y, x, residual), kept, _SIX, eps, alpha, beta)
         return y, s, kept
 
     return run

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
+from normkit.kernels.gpu.addressing import parameter_tile, tile_at
 from normkit.kernels.gpu.arithmetic import finish, value_of
 from normkit.kernels.gpu.statistics import of_tile
 
@@ -56,11 +56,11 @@ def held_forward(
     cols = tl.arange(0, C)
     live = i < rows
     inside = live[:, None] & (cols < n)[None, :]
-    within = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+    within = tile_at(i, cols, n, d1, d2, x0, x1, x2, x3, PLAIN)
     if ADDED:
-        at = rows_at(i, n, d1, d2, a0, a1, a2, PLAIN)[:, None] + along(cols, a3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, a0, a1, a2, a3, PLAIN)
         branch = tl.load(a + at, mask=inside, other=0.0)
-        at = rows_at(i, n, d1, d2, q0, q1, q2, PLAIN)[:, None] + along(cols, q3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, q0, q1, q2, q3, PLAIN)
         s = sum_of(branch, tl.load(q + at, mask=inside, other=0.0), alpha, beta).to(x.dtype.element_ty)
         tl.store(x + within, s, mask=inside)
         v = s.to(tl.float32)
@@ -73,17 +73,9 @@ def held_forward(
     value = value_of(v, mean[:, None], remainder[:, None], rstd[:, None], scale[:, None], CENTERED)
     gain, shift = value, value
     if HAS_W:
-        if PLAIN:
-            gain = tl.load(w + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-        else:
-            at = parameter_at(i, d1, d2, w0, w1, w2, PLAIN)[:, None] + along(cols, w3, PLAIN)[None, :]
-            gain = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
+        gain = parameter_tile(w, i, cols, n, inside, d1, d2, w0, w1, w2, w3, PLAIN)
     if HAS_B:
-        if PLAIN:
-            shift = tl.load(b + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-        else:
-            at = parameter_at(i, d1, d2, b0, b1, b2, PLAIN)[:, None] + along(cols, b3, PLAIN)[None, :]
-            shift = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
+        shift = parameter_tile(b, i, cols, n, inside, d1, d2, b0, b1, b2, b3, PLAIN)
     value = finish(value, gain, shift, R, P, w.dtype.element_ty, HAS_W, HAS_B, FIRST, PLUS, PLUS_ROUNDED)
-    at = rows_at(i, n, d1, d2, y0, y1, y2, PLAIN)[:, None] + along(cols, y3, PLAIN)[None, :]
+    at = tile_at(i, cols, n, d1, d2, y0, y1, y2, y3, PLAIN)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normkit.kernels.gpu.addressing import along, parameter_at, rows_at
+from normkit.kernels.gpu.addressing import along, parameter_at, rows_at, tile_at
 from normkit.kernels.gpu.arithmetic import LARGE, SMALL, eps_scaled, finish, inverse_root, rounded, scale_for, value_of
 from normkit.kernels.gpu.exponential import activated
 from normkit.kernels.gpu.statistics import of_chunks, of_tile
@@ -101,9 +101,9 @@ def held_gated_forward(
     cols = tl.arange(0, C)
     live = i < rows
     inside = live[:, None] & (cols < n)[None, :]
-    at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+    at = tile_at(i, cols, n, d1, d2, x0, x1, x2, x3, PLAIN)
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN)[:, None] + along(cols, g3, PLAIN)[None, :]
+    at = tile_at(i, cols, n, d1, d2, g0, g1, g2, g3, PLAIN)
     a = activated(tl.load(g + at, mask=inside, other=0.0).to(tl.float32), SILU)
     shrink = tl.full([ROWS], 1.0, tl.float32)
     p = v
@@ -116,9 +116,9 @@ def held_gated_forward(
             # Once more, the factors scaled; products of an infinite x stay infinite. Other rows get the same bits.
             # Both factors are read again: no register keeps them for what is rare.
             shrink = tl.where(infinite, SHRINK, 1.0)
-            at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+            at = tile_at(i, cols, n, d1, d2, x0, x1, x2, x3, PLAIN)
             v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-            at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN)[:, None] + along(cols, g3, PLAIN)[None, :]
+            at = tile_at(i, cols, n, d1, d2, g0, g1, g2, g3, PLAIN)
             gate = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
             p = product_of(v, activated(gate, SILU), shrink[:, None])
             low = tl.where(infinite, low_eps, eps).to(tl.float32)
@@ -138,7 +138,7 @@ def held_gated_forward(
     value = weighted(value, gain, R, P, w.dtype.element_ty, HAS_W, FIRST, PLUS, PLUS_ROUNDED)
     if not BEFORE:
         value = value * a
-    at = rows_at(i, n, d1, d2, y0, y1, y2, PLAIN)[:, None] + along(cols, y3, PLAIN)[None, :]
+    at = tile_at(i, cols, n, d1, d2, y0, y1, y2, y3, PLAIN)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normkit.kernels.gpu.addressing import along, rows_at
+from normkit.kernels.gpu.addressing import along, rows_at, tile_at
 from normkit.kernels.gpu.arithmetic import gain_of, rounded, value_of
 from normkit.kernels.gpu.exponential import activated, slope
 from normkit.kernels.gpu.gated import product_of, weight_rows, weighted
@@ -128,11 +128,11 @@ def held_gated_backward(
         live = position < positions
         i = position * period + group
         inside = live[:, None] & column[None, :]
-        at = rows_at(i, n, d1, d2, x0, x1, x2, PLAIN)[:, None] + along(cols, x3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, x0, x1, x2, x3, PLAIN)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        at = rows_at(i, n, d1, d2, g0, g1, g2, PLAIN)[:, None] + along(cols, g3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, g0, g1, g2, g3, PLAIN)
         gate = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-        at = rows_at(i, n, d1, d2, u0, u1, u2, PLAIN)[:, None] + along(cols, u3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, u0, u1, u2, u3, PLAIN)
         e = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_W and not PLAIN:
             at = weight_rows(i, n, period, d1, d2, w0, w1, w2, PLAIN, GROUPED)[:, None]
@@ -157,10 +157,10 @@ def held_gated_backward(
                 R, P, w.dtype.element_ty, BEFORE, SILU, HAS_W, FIRST, PLUS, PLUS_ROUNDED,
             )  # fmt: skip
             if WANT_X:
-                at = rows_at(i, n, d1, d2, dx0, dx1, dx2, PLAIN)[:, None] + along(cols, dx3, PLAIN)[None, :]
+                at = tile_at(i, cols, n, d1, d2, dx0, dx1, dx2, dx3, PLAIN)
                 tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
             if WANT_G:
-                at = rows_at(i, n, d1, d2, dg0, dg1, dg2, PLAIN)[:, None] + along(cols, dg3, PLAIN)[None, :]
+                at = tile_at(i, cols, n, d1, d2, dg0, dg1, dg2, dg3, PLAIN)
                 tl.store(dg + at, f.to(dg.dtype.element_ty), mask=inside)
     if WANT_W:
         tl.store(dw + tl.program_id(0).to(tl.int64) * n + cols, down(total), mask=column)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from normkit.kernels.gpu import gated as norms
 from normkit.kernels.gpu import gated_backward as gradients
-from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, processors
+from normkit.kernels.gpu.launch import Launcher, aligned, launcher_of, processors
 from normkit.kernels.gpu.row_backward import folded
-from normkit.kernels.gpu.rows import Rows, lay_out, rounds_first
+from normkit.kernels.gpu.rows import Rows, contiguous_rows, conventions, lay_out
 from normkit.kernels.gpu.settings import Setting, gated_backward_setting, gated_forward_setting
 from normkit.kernels.rounding import result_dtype
 from normkit.spec import NormSpec
 
-_ONES = (1, 1, 1, 1)
 _launchers: dict[Any, Any] = {}
 
 
@@ -32,7 +31,7 @@ def _lay_out(x: Tensor, axes: tuple[int, ...], tensors: tuple[Tensor | None, ...
         return rows, 1
     plain = all(t is None or t.is_contiguous() for t in tensors)
     if plain and weight is not None and weight.shape[-2:] == x.shape[-2:] and weight.numel() == groups * x.shape[-1]:
-        return Rows(x.numel() // x.shape[-1], x.shape[-1], 1, 1, tuple(_ONES for _ in tensors), True), groups
+        return contiguous_rows(x, len(tensors)), groups
     return None if rows is None else (rows, groups)
 
 
@@ -40,31 +39,9 @@ def _dtype(t: Tensor | None) -> torch.dtype | None:
     return None if t is None else t.dtype
 
 
-def _conventions(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None, rows: Rows, period: int) -> dict[str, Any]:
+def _constants(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None, rows: Rows, period: int) -> dict[str, Any]:
     """Return the constants that forward and backward share."""
-    first = rounds_first(spec, x, weight)
-    between = torch.float32  # of the weighted value, before a gate: a gain formed in float32 keeps it there
-    if weight is not None and spec.weight != "one_plus":
-        between = torch.promote_types(first or x, weight)
-    return {
-        "R": TYPES[first or x],
-        "P": TYPES[between],
-        "PLAIN": rows.plain,
-        "GROUPED": period > 1,
-        "BEFORE": spec.gate == "before",
-        "SILU": spec.activation == "silu",
-        "HAS_W": weight is not None,
-        "FIRST": first is not None,
-        "PLUS": spec.weight == "one_plus",
-        "PLUS_ROUNDED": spec.weight == "one_plus_rounded",
-    }
-
-
-def _launcher(kernel: Any, constants: dict[str, Any], setting: Setting) -> Launcher:
-    """Return a launcher with those of the constants that the kernel has, in the order of its signature."""
-    given = constants | {"ROWS": setting.rows, "C": setting.block}
-    names = [name for name in kernel.arg_names if name.isupper()]
-    return Launcher(kernel, {name: given[name] for name in names}, setting.warps)
+    return conventions(spec, x, x, weight) | {"PLAIN": rows.plain, "GROUPED": period > 1}
 
 
 def forward(
@@ -86,17 +63,17 @@ def forward(
     key = ("forward", spec, x.dtype, _dtype(weight), gate.dtype, rows.width, rows.plain, period, keep)
     setting, run = gated_forward_setting(rows.width), _launchers.get(key)
     if run is None:
-        constants = _conventions(spec, x.dtype, _dtype(weight), rows, period) | {"KEEP": keep}
+        constants = _constants(spec, x.dtype, _dtype(weight), rows, period) | {"KEEP": keep}
         kernel = norms.held_gated_forward if setting.block >= rows.width else norms.looped_gated_forward
-        run = _launchers[key] = _launcher(kernel, constants, setting)
+        run = _launchers[key] = launcher_of(kernel, constants, setting)
     columns = 3 if spec.gate == "before" else 2
     kept = torch.empty(rows.count, columns, dtype=torch.float32, device=x.device) if keep else None
     low = eps * norms.SHRINK_EPS
     arguments: list[Any] = [x if t is None else t for t in (*tensors, kept)]
     arguments += [rows.count, period, rows.width, eps, math.sqrt(eps), low, math.sqrt(low), rows.d1, rows.d2]
     arguments += [s for step in rows.steps for s in step]
-    fast = rows.plain and aligned(*tensors)
-    (run.again if fast else run)((-(-rows.count // setting.rows), 1, 1), arguments, x.device)
+    grid = (-(-rows.count // setting.rows), 1, 1)
+    run.launch(rows.plain and aligned(*tensors), grid, arguments, x.device)
     return y, kept
 
 
@@ -123,7 +100,7 @@ def backward(
     key = ("backward", spec, x.dtype, _dtype(weight), gate.dtype, dy.dtype, rows.width, rows.plain, period, wanted)
     found = _launchers.get(key)
     if found is None:
-        constants = _conventions(spec, x.dtype, _dtype(weight), rows, period)
+        constants = _constants(spec, x.dtype, _dtype(weight), rows, period)
         constants |= dict(zip(("WANT_X", "WANT_G", "WANT_W"), wanted, strict=True))
         found = _launchers[key] = _backward_launchers(constants, gated_backward_setting(rows.width), rows.width)
     parts = _run_backward(found, rows, period, (x, weight, dy, gate, dx, dgate), stats, wanted)
@@ -134,10 +111,10 @@ def backward(
 def _backward_launchers(constants: dict[str, Any], setting: Setting, width: int) -> tuple[Launcher | None, Launcher]:
     """Return the kernel of row means, where rows are wider than a tile, and the one that writes gradients."""
     if setting.block >= width:
-        return None, _launcher(gradients.held_gated_backward, constants, setting)
+        return None, launcher_of(gradients.held_gated_backward, constants, setting)
     return (
-        _launcher(gradients.gated_row_means, constants, setting),
-        _launcher(gradients.wide_gated_backward, constants, setting),
+        launcher_of(gradients.gated_row_means, constants, setting),
+        launcher_of(gradients.wide_gated_backward, constants, setting),
     )
 
 
@@ -167,12 +144,12 @@ def _run_backward(
     means_of, gradient = launchers
     if means_of is None:
         arguments = [*given, stats, target, rows.count, tiles, period, rows.width, rows.d1, rows.d2, *steps]
-        (gradient.again if fast else gradient)((walkers * period, 1, 1), arguments, x.device)
+        gradient.launch(fast, (walkers * period, 1, 1), arguments, x.device)
         return parts
     means = torch.empty(rows.count, dtype=torch.float32, device=x.device)
     arguments = [*given[:4], stats, means, rows.count, period, rows.width, rows.d1, rows.d2, *steps[:16]]
-    (means_of.again if fast else means_of)((rows.count, 1, 1), arguments, x.device)
+    means_of.launch(fast, (rows.count, 1, 1), arguments, x.device)
     blocks = -(-rows.width // setting.block)
     arguments = [*given, stats, means, target, rows.count, blocks, period, rows.width, rows.d1, rows.d2, *steps]
-    (gradient.again if fast else gradient)((blocks * walkers * period, 1, 1), arguments, x.device)
+    gradient.launch(fast, (blocks * walkers * period, 1, 1), arguments, x.device)
     return parts

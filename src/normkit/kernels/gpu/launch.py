@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from normkit.kernels.gpu.settings import clusters_wanted
+from normkit.kernels.gpu.settings import Setting, clusters_wanted
 
 TYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 ALIGNMENT = 16  # bytes: what Triton asks of an address before it uses 128-bit loads and stores
@@ -70,6 +70,13 @@ class Launcher:
             self._compiled[device.index] = self._jit(grid, arguments)
             return
         run_compiled(compiled, grid, (*arguments, *self._values), stream_of(device.index))
+
+
+def launcher_of(kernel: Any, constants: dict[str, Any], setting: Setting) -> Launcher:
+    """Return a launcher with those of the constants that the kernel has, in the order of its signature."""
+    given = constants | {"ROWS": setting.rows, "C": setting.block}
+    own = {name: given[name] for name in kernel.arg_names if name in given}
+    return Launcher(kernel, own, setting.warps, setting.ctas)
 
 
 def options_of(warps: int, ctas: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.gpu.backward import fold_partials, held_backward, row_sums, wide_backward
-from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, clusters_on, processors
-from normkit.kernels.gpu.rows import Rows, contiguous_rows, conventions, lay_out, rounds_first
+from normkit.kernels.gpu.launch import Launcher, aligned, clusters_on, launcher_of, processors
+from normkit.kernels.gpu.rows import Rows, contiguous_rows, conventions, lay_out
 from normkit.kernels.gpu.settings import FOLD_BLOCK, FOLD_ROWS, Setting, backward_setting
 from normkit.spec import NormSpec
 
@@ -82,19 +82,10 @@ def _backward_of(
 ) -> _Backward:
     setting = backward_setting(rows.width, wanted[1] or wanted[2], clusters_on(device))
     held = setting.block >= rows.width
-    shared = conventions(spec, target, weight)
-    sums = None
-    if not held:
-        names = ("CENTERED", "SUM", "HAS_W", "PLUS", "PLUS_ROUNDED")
-        constants = {"C": setting.block, "PLAIN": rows.plain} | {k: shared[k] for k in names}
-        sums = Launcher(row_sums, constants, setting.warps)
-    constants = {"R": TYPES[rounds_first(spec, target, weight) or target]} | ({"ROWS": setting.rows} if held else {})
-    constants |= {"C": setting.block, "PLAIN": rows.plain, "ADDED": added}
-    names = ("CENTERED", "SUM", "HAS_W") if held else ("CENTERED", "HAS_W")
-    constants |= {k: shared[k] for k in (*names, "FIRST", "PLUS", "PLUS_ROUNDED")}
+    constants = conventions(spec, target, target, weight) | {"PLAIN": rows.plain, "ADDED": added}
     constants |= dict(zip(("WANT_X", "WANT_W", "WANT_B"), wanted, strict=True))
-    run = Launcher(held_backward if held else wide_backward, constants, setting.warps, setting.ctas)
-    return _Backward(setting, run, sums)
+    run = launcher_of(held_backward if held else wide_backward, constants, setting)
+    return _Backward(setting, run, None if held else launcher_of(row_sums, constants, setting))
 
 
 def _run(

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from normkit.kernels import layout
 from normkit.kernels.gpu.forward import held_forward
-from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, clusters_on
-from normkit.kernels.gpu.settings import HELD_FORWARD, Setting, forward_setting
+from normkit.kernels.gpu.launch import TYPES, Launcher, aligned, clusters_on, launcher_of
+from normkit.kernels.gpu.settings import Setting, forward_setting
 from normkit.kernels.gpu.wide_forward import PART, apply_chunks, chunk_moments
-from normkit.kernels.rounding import HALVES, result_dtype
+from normkit.kernels.rounding import product_dtype, result_dtype, rounds_first
 from normkit.spec import NormSpec
 
 ONES = (1, 1, 1, 1)  # strides of a plain launch, which reads none; Triton makes constants of ones
@@ -50,21 +50,11 @@ def lay_out(
     width = math.prod([shape[a] for a in axes])
     if all(_is_plain(t, axes, shape, width, i in parameters) for i, t in enumerate(tensors)):
         return Rows(math.prod(shape) // width, width, 1, 1, tuple(ONES for _ in tensors), True)
-    outer = [a for a in range(len(shape)) if a not in axes]
-    views = [t if t is None or tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors]
-    within = [1 if t is None else layout.row_stride(t, axes) for t in views]
-    folded = layout.fold(
-        [shape[a] for a in outer], [[0] * len(outer) if t is None else [t.stride(a) for a in outer] for t in views]
-    )
-    if folded is None:
+    found = layout.lay(axes, tensors, shape)
+    if found is None:
         return None
-    sizes, steps = folded
-    every: list[tuple[int, ...]] = []
-    for step, stride in zip(steps, within, strict=True):
-        if stride is None:
-            return None
-        every.append((*step, stride))
-    return Rows(math.prod(sizes), width, sizes[1], sizes[2], tuple(every), False)
+    sizes, steps = found
+    return Rows(math.prod(sizes), width, sizes[1], sizes[2], tuple(map(tuple, steps)), False)
 
 
 def _is_plain(t: Tensor | None, axes: Sequence[int], shape: Sequence[int], width: int, parameter: bool) -> bool:
@@ -77,22 +67,20 @@ def _is_plain(t: Tensor | None, axes: Sequence[int], shape: Sequence[int], width
     return tuple(t.shape) == tuple(shape)
 
 
-def rounds_first(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype of the rounding before the weight, or None where there is none."""
-    if spec.cast == "first":
-        return x
-    return weight if spec.cast == "t5" and weight in HALVES else None
-
-
-def conventions(spec: NormSpec, x: torch.dtype, weight: torch.dtype | None) -> dict[str, Any]:
-    """Return the constants that a forward and its backward share, in the order of their signatures."""
+def conventions(spec: NormSpec, target: torch.dtype, stream: torch.dtype, weight: torch.dtype | None) -> dict[str, Any]:
+    """Return what a spec and dtypes tell every kernel; ``stream`` is normalised, ``target`` what may be rounded to."""
+    first = rounds_first(spec, target, weight)
     return {
+        "R": TYPES[first or stream],
+        "P": TYPES[product_dtype(spec, first or stream, weight)],
         "CENTERED": spec.centered,
         "SUM": spec.statistic == "sum",
         "HAS_W": weight is not None,
-        "FIRST": rounds_first(spec, x, weight) is not None,
+        "FIRST": first is not None,
         "PLUS": spec.weight == "one_plus",
         "PLUS_ROUNDED": spec.weight == "one_plus_rounded",
+        "BEFORE": spec.gate == "before",
+        "SILU": spec.activation == "silu",
     }
 
 
@@ -102,8 +90,9 @@ def _dtype(t: Tensor | None) -> torch.dtype | None:
 
 @dataclass(frozen=True)
 class Forward:
-    """The kernels of a forward: one where tiles hold rows, else the moments of chunks before it."""
+    """The kernels of a forward: one where tiles hold rows, else the moments of a row's chunks before it."""
 
+    chunks: int
     setting: Setting
     run: Launcher
     moments: Launcher | None
@@ -120,36 +109,23 @@ def forward_of(
     device: torch.device,
 ) -> Forward:
     """Return the kernels for these dtypes and rows of this width and layout."""
-    added = residual is not None
     stream = branch if residual is None else torch.promote_types(branch, residual)
     key = (spec, branch, residual, weight, bias, rows.width, rows.plain, keep, device)
     found = _launchers.get(key)
     if found is None:
         setting = forward_setting(rows.width, clusters_on(device))
-        first = rounds_first(spec, branch, weight)
-        between = torch.float32  # of the product, before the bias: a gain formed in float32 keeps it there
-        if weight is not None and spec.weight != "one_plus":
-            between = torch.promote_types(first or stream, weight)
-        held = setting.block >= rows.width
-        shared = conventions(spec, branch, weight)
-        constants: dict[str, Any] = {"R": TYPES[first or stream], "P": TYPES[between]}
-        constants |= {"ROWS": setting.rows, "C": setting.block} if held else {"C": setting.block, "K": _chunks(rows)[1]}
-        constants |= {"PLAIN": rows.plain, "KEEP": keep} | ({"ADDED": added} if held else {})
-        constants |= {k: shared[k] for k in ("CENTERED", "SUM", "HAS_W")} | {"HAS_B": bias is not None}
-        constants |= {k: shared[k] for k in ("FIRST", "PLUS", "PLUS_ROUNDED")}
-        run = Launcher(held_forward if held else apply_chunks, constants, setting.warps, setting.ctas)
-        moments = None
-        if not held:
-            constants = {"C": setting.block, "PLAIN": rows.plain, "ADDED": added, "CENTERED": spec.centered}
-            moments = Launcher(chunk_moments, constants, setting.warps)
-        found = _launchers[key] = Forward(setting, run, moments)
+        chunks = -(-rows.width // setting.block)
+        constants = conventions(spec, branch, stream, weight) | {
+            "K": 1 << (chunks - 1).bit_length(),
+            "PLAIN": rows.plain,
+            "KEEP": keep,
+            "ADDED": residual is not None,
+            "HAS_B": bias is not None,
+        }
+        run = launcher_of(held_forward if chunks == 1 else apply_chunks, constants, setting)
+        moments = None if chunks == 1 else launcher_of(chunk_moments, constants, setting)
+        found = _launchers[key] = Forward(chunks, setting, run, moments)
     return found
-
-
-def _chunks(rows: Rows) -> tuple[int, int]:
-    """Return how many chunks a row has that no tile holds, and the next power of two."""
-    count = -(-rows.width // forward_setting(rows.width).block)
-    return count, 1 << (count - 1).bit_length()
 
 
 def forward(
@@ -168,8 +144,7 @@ def forward(
     if y is None:
         y = torch.empty(x.shape, dtype=result_dtype(spec, x.dtype, _dtype(weight), _dtype(bias)), device=x.device)
     rows = lay_out(axes, (x, weight, bias, y), x.shape, (1, 2))
-    if rows is None or (out is not None and rows.width > HELD_FORWARD):
-        # An out= whose outer axes do not fold with x's to three, or that chunks of a wide row may not write over x.
+    if rows is None:  # an out= whose outer axes do not fold with x's to three
         assert out is not None, "refuses() let through what cannot be laid out"
         fresh, kept = forward(x, spec, weight, bias, axes=axes, eps=eps, keep=keep)
         return out.copy_(fresh), kept
@@ -199,7 +174,7 @@ def add_forward(
     y_dtype = result_dtype(spec, x.dtype, _dtype(weight), _dtype(bias))
     y, s = out or (torch.empty(x.shape, dtype=d, device=x.device) for d in (y_dtype, stream))
     rows = lay_out(axes, (s, weight, bias, y, x, residual), x.shape, (1, 2))
-    if rows is None or (out is not None and rows.width > HELD_FORWARD):
+    if rows is None:  # an out= whose outer axes do not fold with x's to three
         assert out is not None, "refuses() let through what cannot be laid out"
         fresh = add_forward(x, residual, spec, weight, bias, alpha=alpha, beta=beta, axes=axes, eps=eps, keep=keep)
         return y.copy_(fresh[0]), s.copy_(fresh[1]), fresh[2]
@@ -232,13 +207,18 @@ def launch(
         grid = (-(-rows.count // kernels.setting.rows), 1, 1)
         kernels.run.launch(fast, grid, arguments, x.device)
         return
-    chunks, _ = _chunks(rows)
-    parts = torch.empty(rows.count, chunks, PART.value, dtype=torch.float32, device=x.device)
+    parts = torch.empty(rows.count, kernels.chunks, PART.value, dtype=torch.float32, device=x.device)
+    grid = (rows.count, kernels.chunks, 1)
     arguments = [x, *given[4:], parts, rows.count, rows.width, alpha, beta, *outer, *steps[0], *steps[4], *steps[5]]
-    kernels.moments.launch(fast, (rows.count, chunks, 1), arguments, x.device)
+    kernels.moments.launch(fast, grid, arguments, x.device)
+    y = given[3]
+    if y.data_ptr() == x.data_ptr():  # an extreme row is read as a whole by every program that writes a chunk of it
+        given[3] = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
     arguments = [*given[:4], parts, saved, rows.count, rows.width, eps, math.sqrt(eps), *outer]
     arguments += [s for step in steps[:4] for s in step]
-    kernels.run.launch(fast, (rows.count, chunks, 1), arguments, x.device)
+    kernels.run.launch(fast, grid, arguments, x.device)
+    if given[3] is not y:
+        y.copy_(given[3])
 
 
 def new_statistics(spec: NormSpec, count: int, device: torch.device) -> Tensor:
