@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from normkit.lab.claim import Bench
 from normkit.lab.corpus import Corpus, load_corpus, unigram_entropy
@@ -15,7 +18,7 @@ from normkit.lab.draws import Draws
 from normkit.lab.grid.curves import CURVES
 from normkit.lab.grid.options import Grid
 from normkit.lab.grid.reading import FREQUENCIES
-from normkit.lab.grid.study import STUDY, WATCHED, arms
+from normkit.lab.grid.study import STUDY, WATCHED, arms, made
 from normkit.lab.model.training import heldout_windows
 from normkit.lab.settings import Settings
 
@@ -115,3 +118,38 @@ def test_another_source_of_a_model_is_another_measurement(brought: Path):
     finally:
         file.write_text(source)
     assert code() == before
+
+
+def test_autocast_rounds_products_and_leaves_weights_and_stream(corpus: Corpus):
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: seen.setdefault(name, set()).add(output.dtype)
+
+    grid = Grid(
+        wirings=("pre",), norms=("rms",), lrs=(1e-3,), steps=10, rows=2, depth=2, width=16, precision="bfloat16"
+    )
+    (params,) = [a.params for a in arms(Settings(grid=grid.to_text())) if a.name == "pre/rms/warmup-0/lr-0.001"]
+    model = made(params, Draws(STUDY.id, "any", 0))
+    for name, module in model.named_modules():
+        module.register_forward_hook(note(name))
+    logits = model(heldout_windows(corpus)[:2, :-1])
+    assert logits.dtype == torch.float32
+    assert seen["inner.head"] == seen["inner.attentions.0.output"] == {torch.bfloat16}
+    assert seen["inner.embedding"] == seen["inner.steps.0"] == seen["inner.final_norm"] == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_autocast_starts_from_the_same_weights_and_is_a_measurement_of_its_own(corpus: Corpus):
+    def first(precision: str) -> float:
+        still = Grid(wirings=("pre",), norms=("rms",), lrs=(1e-12,), steps=10, rows=2, depth=1, width=16)
+        grid = replace(still, precision=precision)
+        return measure(grid, "pre/rms/warmup-0/lr-1e-12", corpus)["curve"][0]
+
+    # A loss moves by at most twice as much as a logit. Logits are about 1 (a normed stream, Xavier's head) and come out
+    # of four products in a row of bfloat16 numbers, each rounded by 2⁻⁹ at most, as is the result: 2 × 4 × 3 × 2⁻⁹.
+    assert 0 < abs(first("float32") - first("bfloat16")) < 24 * 2**-9
+    assert "precision" not in arms(Settings(grid=own("logits_only").to_text()))[0].params
+    assert arms(Settings(grid=own("logits_only", precision="bfloat16").to_text()))[0].params["precision"] == "bfloat16"
+    with pytest.raises(ValueError, match="--precision 'half': expected one of float32, bfloat16"):
+        own("logits_only", precision="half")

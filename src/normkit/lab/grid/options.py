@@ -12,6 +12,7 @@ from typing import Any
 from normkit.coverage import COVERAGE
 from normkit.lab.corpus import STDLIB
 from normkit.lab.model.norms import NORMS
+from normkit.lab.model.precision import PRECISIONS
 from normkit.lab.model.training import CURVE
 from normkit.lab.settings import Settings
 from normkit.placement import WIRINGS
@@ -45,6 +46,7 @@ class Grid:
         depth, width, heads: of the lab's own networks; 0 heads for as many as are about `HEAD` wide.
         shards: equal parts of every batch whose gradients are computed apart and then averaged; under ``torchrun`` one
             for each process. See `normkit.lab.grid.shards`.
+        precision: ``"bfloat16"`` for autocast to it, see `normkit.lab.model.precision.Autocast`.
         tolerance: the least difference of held-out losses, in nats per byte, that counts as one.
 
     Raises:
@@ -70,6 +72,7 @@ class Grid:
     width: int = 64
     heads: int = 0
     shards: int = 1
+    precision: str = "float32"
     tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
@@ -99,6 +102,8 @@ class Grid:
             raise ValueError(f"--tolerance {self.tolerance}: expected a finite number of nats per byte above 0")
         if self.steps < CURVE:
             raise ValueError(f"--steps {self.steps}: expected at least {CURVE}, one point of the curve")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"--precision {self.precision!r}: expected one of {', '.join(PRECISIONS)}")
         for name in ("rows", "depth", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: expected 1 or more")
@@ -164,6 +169,8 @@ def command(grid: Grid, settings: Settings, seeds: str) -> str:
         words += ["--depth", str(grid.depth), "--width", str(grid.width), "--heads", str(grid.heads_used)]
     for model in grid.models:
         words += ["--model", model]
+    if grid.precision != "float32":
+        words += ["--precision", grid.precision]
     if grid.shards > 1:
         words += ["--shards", str(grid.shards)]
     words += ["--lr", ",".join(map(repr, grid.lrs)), "--warmup", ",".join(map(str, grid.warmups))]

@@ -68,7 +68,8 @@ def _in_turn(model: nn.Module, window: Tensor, shards: int) -> Tensor:
 
 def _each_its_own(model: nn.Module) -> Backward:
     # A model of one's own may leave parameters unused, which DDP must be told to expect.
-    parallel = DistributedDataParallel(model, find_unused_parameters=isinstance(model, BytesToLogits))
+    own = any(isinstance(m, BytesToLogits) for m in model.modules())
+    parallel = DistributedDataParallel(model, find_unused_parameters=own)
     # A lambda, since DDP reads a hook's annotations and takes none that are written as text.
     parallel.register_comm_hook(None, lambda _, bucket: _gathered_in_order(bucket))
     rank, ranks = dist.get_rank(), dist.get_world_size()

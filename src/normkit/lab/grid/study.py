@@ -23,6 +23,7 @@ from normkit.lab.grid.options import Grid
 from normkit.lab.grid.own_models import BytesToLogits, fresh
 from normkit.lab.grid.reading import FREQUENCIES
 from normkit.lab.grid.shards import backward_of
+from normkit.lab.model.precision import Autocast
 from normkit.lab.model.training import (
     CURVE,
     Schedule,
@@ -56,7 +57,9 @@ def arms(settings: Settings) -> list[Arm]:
 
 def contender(grid: Grid, name: str) -> dict[str, Any]:
     """Return what a contender's runs depend on, warm-up and rate apart."""
-    shared = {"steps": grid.steps, "rows": grid.rows, "shards": grid.shards}
+    shared: dict[str, Any] = {"steps": grid.steps, "rows": grid.rows, "shards": grid.shards}
+    if grid.precision != "float32":
+        shared["precision"] = grid.precision
     first, _, rest = name.partition("/")
     if first == "model":
         return shared | {"model": rest, "code": digest([rest.partition(":")[0]])}
@@ -65,7 +68,12 @@ def contender(grid: Grid, name: str) -> dict[str, Any]:
 
 
 def made(params: Params, draws: Draws) -> nn.Module:
-    """Return the untrained network of an arm."""
+    """Return the untrained network of an arm, as it is trained."""
+    model = _network(params, draws)
+    return Autocast(model) if params.get("precision") == "bfloat16" else model
+
+
+def _network(params: Params, draws: Draws) -> nn.Module:
     if "model" in params:
         return fresh(params["model"], draws.shared("model").initial_seed())
     config = TransformerConfig(
@@ -90,7 +98,8 @@ def _measure(params: Params, bench: Bench) -> Values:
         curve.point(step, losses, schedule.lr_at(step - 1))
 
     flags: list[str] = []
-    during = _watched(model.inner, _log(bench), flags) if isinstance(model, BytesToLogits) else None
+    own = next((m for m in model.modules() if isinstance(m, BytesToLogits)), None)
+    during = None if own is None else _watched(own.inner, _log(bench), flags)
     device = bench.settings.device
     backward = backward_of(model.to(device), params["shards"])
     run = train_model(model, schedule, bench.corpus, bench.draws, device, told, during, backward)

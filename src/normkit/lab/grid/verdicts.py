@@ -207,10 +207,11 @@ def _measured(grid: Grid) -> str:
     what = " and ".join(
         part for part in (size if grid.wirings else "", "models of one's own" if grid.models else "") if part
     )
+    cast = "" if grid.precision == "float32" else f", autocast to {grid.precision}"
     return (
-        f"{what}, trained on bytes, {grid.steps} steps of {grid.rows} × {CONTEXT} bytes, Adam(.9, .98), no decay, no "
-        "clipping; all arms of a seed share batches and, where shapes agree, initial weights. A run has trained when "
-        "its loss on text it never saw is below the entropy of that text's byte frequencies by a tenth of what one "
-        "byte of context is worth; else it is stuck at the unigram plateau, or diverged if a loss was not finite. One "
-        "that diverged counts as one that has gained nothing. With one seed no difference is decided."
+        f"{what}, trained on bytes{cast}, {grid.steps} steps of {grid.rows} × {CONTEXT} bytes, Adam(.9, .98), no "
+        "decay, no clipping; all arms of a seed share batches and, where shapes agree, initial weights. A run has "
+        "trained when its loss on text it never saw is below the entropy of that text's byte frequencies by a tenth of "
+        "what one byte of context is worth; else it is stuck at the unigram plateau, or diverged if a loss was not "
+        "finite. One that diverged counts as one that has gained nothing. With one seed no difference is decided."
     )

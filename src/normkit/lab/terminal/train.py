@@ -58,6 +58,7 @@ def train(
     shards: Annotated[
         int, typer.Option(help="Parts of a batch whose gradients are computed apart; torchrun: one a process.")
     ] = 0,
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16 for autocast to it.")] = "float32",
     tolerance: Annotated[float, typer.Option(help="Least difference that counts, in nats per byte.")] = TOLERANCE,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Text to train on: a file or a folder.")] = None,
     seeds: Annotated[str, typer.Option(help="Such as 0-2 or 0,2,5; one seed decides nothing.")] = "0-2",
@@ -101,6 +102,7 @@ def train(
             width=width,
             heads=heads,
             shards=shards or processes(),
+            precision=precision,
             tolerance=tolerance,
         )
         numbers = parse_seeds(seeds)
