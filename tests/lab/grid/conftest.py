@@ -10,6 +10,7 @@ import torch
 MODELS = '''
 """Models that somebody might bring, good ones and bad ones."""
 
+import os
 from types import SimpleNamespace
 
 import torch
@@ -61,6 +62,20 @@ class Overflowing(Net):
 
 def overflowing():
     return Overflowing()
+
+
+class Lost(Net):
+    """Its process ends in the middle of a run, if it is rank 1 and a file says so."""
+
+    def forward(self, tokens):
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == 15 and os.environ.get("RANK") == "1" and os.path.exists("lose"):
+            os._exit(7)
+        return super().forward(tokens)
+
+
+def lost():
+    return Lost()
 
 
 def nan():

@@ -95,3 +95,29 @@ def test_torchrun_comes_to_the_bits_of_one_process(processes: int, text: Path, b
     again = call(*together, "--out", "alone")  # what one process measured need not be measured again
     assert "8 are there already" in again.stderr
     assert again.stdout == alone.stdout
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_named_and_the_same_command_goes_on(text: Path, brought: Path, tmp_path: Path):
+    words = ["lab", "train", "--wiring", "pre", "--model", "brought_models:lost", "--depth", "1", "--width", "16"]
+    words += ["--rows", "4", "--steps", "20", "--lr", "1e-2", "--seeds", "0", "--corpus", str(text)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SRC), str(brought)]), "OMP_NUM_THREADS": "1"}
+
+    def call(out: str) -> subprocess.CompletedProcess[str]:
+        together = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "normkit.cli", *words]
+        return subprocess.run(
+            [*together, "--out", out], check=False, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    (tmp_path / "lose").touch()
+    broken = call("run")
+    assert broken.returncode != 0
+    assert "a process of torchrun was lost during model/brought_models:lost/warmup-0/lr-0.01 seed 0" in broken.stderr
+    assert "1 measurements made before are kept in run" in broken.stderr
+    assert len(read_run(tmp_path / "run").measurements) == 1
+    (tmp_path / "lose").unlink()
+    mended, whole = call("run"), call("whole")
+    assert mended.returncode == whole.returncode == 0, mended.stderr
+    a, b = ({(m.arm, m.seed): m.values for m in read_run(tmp_path / n).measurements} for n in ("run", "whole"))
+    assert len(a) == 3
+    assert a == b

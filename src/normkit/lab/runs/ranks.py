@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from normkit.lab.runs.folder import Folder, opened
 from normkit.lab.runs.interrupts import Interrupts
 from normkit.lab.runs.lines import Line, RunError, jsonable
 from normkit.lab.runs.plan import Cell, make_plan
+
+WAIT = timedelta(minutes=10)
 
 
 def processes() -> int:
@@ -43,7 +46,8 @@ def join(device: str) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+    # PyTorch would wait half an hour for a process that hangs; no step of a lab's network takes minutes.
+    dist.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo", timeout=WAIT)
 
 
 def leave() -> None:
@@ -62,7 +66,8 @@ def run_together(order: Order, corpus: Corpus, view: View, said: Callable[[str],
         said: told a line for every measurement, on process 0.
 
     Raises:
-        RunError: on process 0, as `run` does; the others return.
+        RunError: on process 0, as `run` does, and the others return; on all that are left when a process is lost, at
+            once where its connections close, after `WAIT` where it hangs. Measurements made before are kept.
     """
     with ExitStack() as stack:
         folder: Folder | None = None
@@ -83,7 +88,15 @@ def run_together(order: Order, corpus: Corpus, view: View, said: Callable[[str],
         cells = {cell.id: cell for cell in _all(order)}
         for i, name in enumerate(agreed[0], start=1):
             cell = cells[tuple(name)]
-            measured = _measure(cell, order, corpus, folder)
+            try:
+                measured = _measure(cell, order, corpus, folder)
+            except RuntimeError as error:
+                if not _is_of_a_lost_process(error):
+                    raise
+                raise RunError(
+                    f"a process of torchrun was lost during {cell.arm.name} seed {cell.seed} ({error}); {i - 1} "
+                    f"measurements made before are kept in {order.out}, and the same command goes on from there"
+                ) from error
             if folder is not None:
                 folder.lines.append(Line(cell.key, measured))
                 outcome = measured.values.get("outcome", "measured")
@@ -92,6 +105,11 @@ def run_together(order: Order, corpus: Corpus, view: View, said: Callable[[str],
         return None
     with Interrupts() as interrupts:
         return run(replace(order, jobs=1, force=False), view, interrupts)
+
+
+def _is_of_a_lost_process(error: RuntimeError) -> bool:
+    """Say whether a collective failed; gloo's errors have no class of their own, only the path of its sources."""
+    return isinstance(error, dist.DistBackendError) or "gloo" in str(error)
 
 
 def _all(order: Order) -> list[Cell]:
