@@ -3,7 +3,7 @@
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -53,6 +53,13 @@ RESTING: dict[str, dict[str, float]] = {
     "qk": {"weight": 1},
     "qk, gemma, full": {"weight": 0},
 }
+
+
+@pytest.fixture(autouse=True, params=["reference", pytest.param("auto", marks=pytest.mark.slow)])
+def _backend(request: pytest.FixtureRequest) -> Generator[None]:
+    """These are tests of modules: every one of these specs and dtypes has kernels of its own, minutes to compile."""
+    with nk.use(request.param):
+        yield
 
 
 def _is_resting(name: str, module: nn.Module) -> bool:
