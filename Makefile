@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= runs/quick
 
+# Tests start a hundred processes; without byte code kept each would compile all of normkit again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: lab reference test test-slow check format clean
 
 lab: $(READY)

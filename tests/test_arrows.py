@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 SRC = Path(__file__).parent.parent / "src"
 
 # Lowest first; the longest matching prefix decides. Modules of one rank may import each other, but never in a circle.
@@ -180,6 +182,7 @@ def test_arrows_point_down() -> None:
     assert violations(modules()) == []
 
 
+@pytest.mark.slow
 def test_the_test_can_fail() -> None:
     sources = modules()
     assert violations({**sources, "normkit.spec": "from normkit.modules.rows import RMSNorm"})

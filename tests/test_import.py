@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("numpy.testing", "numba", "matplotlib", "jinja2", "typer", "rich", "transformers", "triton", "pandas", "scipy")
 
 
@@ -27,6 +29,7 @@ def test_import_loads_torch_and_nothing_heavier() -> None:
     assert "normkit.cli" not in extra
 
 
+@pytest.mark.slow
 def test_the_check_sees_a_heavier_import() -> None:
     extra = loaded_by("import torch, normkit, rich") - loaded_by("import torch")
     assert "rich" in {name.split(".")[0] for name in extra} - {"normkit"} - set(sys.stdlib_module_names)
@@ -38,6 +41,8 @@ import torch
 before = (torch.get_num_threads(), torch.initial_seed(), torch.get_default_dtype(), torch.is_grad_enabled())
 patched = {n: id(v) for m in (torch.nn.functional, torch.nn, torch) for n, v in vars(m).items()}
 import normkit
+
+import pytest
 after = {n: id(v) for m in (torch.nn.functional, torch.nn, torch) for n, v in vars(m).items()}
 assert patched == after
 assert before == (torch.get_num_threads(), torch.initial_seed(), torch.get_default_dtype(), torch.is_grad_enabled())

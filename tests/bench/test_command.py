@@ -55,6 +55,7 @@ def test_threads_are_used_stated_and_given_back() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_csv_has_a_line_for_everyone_and_reasons_for_the_missing(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     assert call(*TINY, "--op", "rms", "--backward", "--csv", str(path)).exit_code == 0
@@ -106,6 +107,7 @@ def test_a_failure_of_our_own_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong, not timed" in found.stderr
 
 
+@pytest.mark.slow
 def test_strict_makes_a_missed_goal_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     from normkit.bench import goals
 

@@ -95,7 +95,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("shape", [PLAIN, HEADS], ids=str)
-@pytest.mark.parametrize("which", ["forward", "step"])
+@pytest.mark.parametrize("which", ["forward", pytest.param("step", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", ["rms", "layer", "add_rms"])
 def test_each_library_computes_the_case_it_is_timed_on(op: str, which: str, shape: Shape) -> None:
     ticks = iter(range(1 << 20))

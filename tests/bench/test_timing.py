@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+import pytest
+
 from normkit.bench.timing import Contender, calls_for, interleave, sample
 
 
@@ -58,6 +60,7 @@ def test_calls_last_at_least_what_a_sample_must() -> None:
     assert calls_for(Contender("c", machine.work("c", lambda: 0.0)), 1e-3, machine.clock) == 1 << 14  # and ends
 
 
+@pytest.mark.slow
 def test_every_contender_runs_once_a_round_in_changing_order() -> None:
     machine = Machine()
     contenders = [Contender(n, machine.work(n, lambda: 2e-3)) for n in "abc"]

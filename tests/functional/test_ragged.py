@@ -13,7 +13,7 @@ from torch.nested import nested_tensor, nested_tensor_from_jagged
 
 import normkit as nk
 from exact import exact
-from rows import randn, row_depth, unit
+from rows import always, randn, row_depth, unit
 
 LENGTHS = (5, 0, 1, 7, 3)
 N, T, LONGEST, C = len(LENGTHS), sum(LENGTHS), 9, 24
@@ -69,7 +69,7 @@ def outcome(norm: Callable[..., Any], leaves: list[Tensor], upstream: Tensor, sh
     return results, [y.detach() for y in flat], gradients
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float64])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_are_those_of_the_padded_batch(name: str, dtype: torch.dtype):
     x, other, dy, w, b = inputs(dtype)
@@ -315,7 +315,7 @@ COMPILED = {name: norm for name, norm in ROWS.items() if name in ("layer", "llam
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo reads it
-@pytest.mark.parametrize("name", [*COMPILED, "batch"])
+@pytest.mark.parametrize("name", always([*COMPILED, "batch"], ("layer", "batch").__contains__))
 def test_under_a_compiler(name: str):
     x, other, dy, w, b = inputs()
     torch._dynamo.reset()

@@ -137,7 +137,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.code)
+@pytest.mark.parametrize("spec", always(SPECS, SPECS[:3].__contains__), ids=lambda s: s.code)
 def test_gradcheck_and_gradgradcheck(spec: nk.NormSpec):
     x, w, b = (randn(*s, seed=i, dtype=torch.float64).requires_grad_() for i, s in enumerate([(2, 4), (4,), (4,)]))
     f = partial(nk.normalize, eps=1e-3)

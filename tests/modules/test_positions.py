@@ -327,7 +327,7 @@ def test_repr_names_what_differs() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_one_graph(name: str, mode: str) -> None:
     eager, module = MODULES[name](), MODULES[name]()
     getattr(module, mode)(), getattr(eager, mode)()

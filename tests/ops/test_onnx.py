@@ -118,6 +118,7 @@ def test_float16_within_two_steps_of_ours(name: str, opset: int):
 
 
 @pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.slow
 def test_bfloat16_exports_and_says_what_the_runtime_lacks(opset: int):
     """Norms that round once run, bound to PyTorch's memory; a product in bfloat16 has no kernel there."""
     norm, x = norm_of(nk.OLMO2, torch.bfloat16), randn(5, WIDTH, dtype=torch.bfloat16)

@@ -42,7 +42,7 @@ def test_rows_and_their_gradients(norm, shape: tuple[int, ...], dtype: torch.dty
     assert all(map(torch.equal, quick, long))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(HALF, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("norm", [nk.add_layer_norm, nk.add_rms_norm])
 def test_residual_sums_and_their_gradients(norm, shape: tuple[int, ...], dtype: torch.dtype):

@@ -17,6 +17,8 @@ from normkit.surgery.auditing.norm import Norm
 from normkit.surgery.auditing.outline import outline
 from surgery.stacks import WIDTH, PreBlock, Stack, ids, pre, wired
 
+pytestmark = pytest.mark.usefixtures("on_the_reference")
+
 
 class Restless(nn.Module):
     """Draws random numbers, counts, and rebinds a buffer whenever it runs."""

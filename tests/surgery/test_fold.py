@@ -13,6 +13,8 @@ import normkit as nk
 from normkit.surgery.folding import linears
 from surgery.fold_models import Net, Tower, identified_once, in_float64, same, state, stirred
 
+pytestmark = pytest.mark.usefixtures("on_the_reference")
+
 __all__ = ["identified_once"]  # a fixture: pytest finds it by its name here
 
 U32 = torch.finfo(torch.float32).eps / 2

@@ -46,6 +46,7 @@ def test_the_second_process_loads_without_numba(tmp_path: Path):
     assert second.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_or_does_not_exist(tmp_path: Path):
     """Then the object lives in the process alone. (A file in the folder's place stops root, too.)"""
     blocked = tmp_path / "file"
@@ -55,6 +56,7 @@ def test_a_folder_that_cannot_be_written_or_does_not_exist(tmp_path: Path):
     assert "could not be kept" in result.stderr or "compiled" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_cache_filled_before_can_be_read_only(tmp_path: Path):
     run(tmp_path)
     (folder,) = {path.parent for path in tmp_path.rglob("*.o")}

@@ -75,6 +75,7 @@ def test_the_reference_says_the_same(name, measure_study, judge_claim):
         assert judge_claim(claim, plays, measurements).verdict is judge_claim(claim, plays, fused).verdict
 
 
+@pytest.mark.slow
 def test_benchmark_on_this_machine(measure_study, judge_claim):
     """Times on a busy machine may leave the benchmark open; what is decided must flip."""
     claim = _claim("R1")

@@ -132,7 +132,7 @@ def troubles(browser: Browser) -> list[str]:
 
 
 @LOOKS
-@pytest.mark.parametrize("file", ["report.html", "report.zh.html"])
+@pytest.mark.parametrize("file", ["report.html", pytest.param("report.zh.html", marks=pytest.mark.slow)])
 def test_no_sideways_scrolling_no_message_no_request(
     browser: Browser, folder: Path, file: str, width: int, dark: bool
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_same_run_gives_the_same_bytes_even_when_nothing_is_cached(html: str
     assert page(run, fakes.judged(run)) == html
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_another_process(html: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import report_fakes as f\n"

@@ -86,12 +86,14 @@ def test_a_whole_run(module: ModuleType, tmp_path: Path):
     assert again["BAD"].missing == ("low, seed 0", "low, seed 1", "high, seed 0", "high, seed 1")
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_the_number_of_workers(module: ModuleType, tmp_path: Path):
     go(module, tmp_path / "one", "T1", jobs=1)
     go(module, tmp_path / "two", "T1", jobs=2)
     assert values(tmp_path / "one") == values(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     go(module, tmp_path / "run", "T1")
     before = (tmp_path / "run" / "measurements.jsonl").read_bytes()
@@ -125,6 +127,7 @@ def test_missing_and_half_written_lines_are_made_again_with_the_same_bits(module
     assert kept.count(lines[0]) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_settings_is_refused_and_force_moves_it_aside(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,6 +208,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_ends_its_workers(module: 
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_study_whose_judging_raises_is_reported_and_the_run_goes_on(module: ModuleType, tmp_path: Path):
     claim, name = next((c, n) for c, n in collect([module]) if c.id == "T1")
 
@@ -220,6 +224,7 @@ def test_a_study_whose_judging_raises_is_reported_and_the_run_goes_on(module: Mo
     assert result.judged[1].judgement
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tested_has_its_verdict_without_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, view = tmp_path / "run", Recorder()
     mixed = toy(tmp_path, monkeypatch, MIXED)
