@@ -49,6 +49,11 @@ def quick(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
     return always(cases, lambda case: not INTERPRETED or chosen(case))
 
 
+def compiled(cases: Iterable[Any], chosen: Callable[[Any], bool]) -> list[Any]:
+    """As `always`, where kernels are compiled, each in seconds; interpreted ones run every case."""
+    return always(cases, lambda case: INTERPRETED or chosen(case))
+
+
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return normal draws that depend on the seed alone, on the device under test."""
     draws = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")

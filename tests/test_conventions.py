@@ -247,7 +247,7 @@ def test_gain_of_zero_centred_weights():
     assert torch.equal(nk.rms_norm(x, offset, spec=nk.GEMMA), nk.rms_norm(x, plain))
 
 
-@pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype != torch.float16))
+@pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype == torch.float32))
 @pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "COHERE", "OLMO", "NEMOTRON"])
 def test_centred_families_stay_within_the_bound_on_random_rows(name: str, dtype: torch.dtype):
     """The families form σ² without a correction; both sides obey the same bound on rows whose mean is not large."""

@@ -145,6 +145,7 @@ def test_gradcheck(spec: nk.NormSpec):
     assert gradgradcheck(f, leaves)
 
 
+@pytest.mark.slow
 def test_compiled_with_overrides():
     """An override makes a spec inside the traced code."""
     x, g, w = inputs()

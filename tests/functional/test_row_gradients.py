@@ -21,7 +21,7 @@ def grads(y: Tensor, leaves: tuple[Tensor, ...], dy: Tensor, **how: bool) -> tup
     return torch.autograd.grad(y, leaves, dy, **how)
 
 
-@pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype != torch.float16))
+@pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype == torch.float32))
 @pytest.mark.parametrize("n", [1, 3, 127, 768])
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_gradients_lie_within_the_bound_of_float64(kind: str, n: int, dtype: torch.dtype):
@@ -107,7 +107,7 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_does(kind: str, frozen: st
     assert {name for name, t in leaves.items() if t.grad is None} == {frozen}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype == torch.bfloat16))
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_statistics_are_kept_in_float32(kind: str, dtype: torch.dtype):
     """Faults A21 and B14: whatever backward reads per row is float32."""
@@ -223,6 +223,7 @@ def test_transforms_agree_with_the_plain_formula(kind: str):
         close(forward_ad.unpack_dual(f(forward_ad.make_dual(x, v), w)).tangent, tangent)
 
 
+@pytest.mark.slow
 def test_vmap_over_weights_of_one_number():
     x, g = randn(3, 4), randn(3)
     torch.testing.assert_close(

@@ -62,6 +62,7 @@ def test_a_group_reads_no_other() -> None:
     assert torch.equal(module(x, gate)[:, SIZE:], module(other, gate)[:, SIZE:])
 
 
+@pytest.mark.slow
 def test_half_inputs() -> None:
     x, gate = _random(3, D).bfloat16(), _random(3, D, seed=1).bfloat16()
     module = nk.GatedRMSNorm(D, group_size=SIZE)

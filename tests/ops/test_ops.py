@@ -185,7 +185,7 @@ def test_activation_checkpointing(kind: str, use_reentrant: bool, calls: list[st
     assert all(torch.equal(t.grad, e) for t, e in zip(inputs, expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_what_is_kept_for_the_backward(kind: str, dtype: torch.dtype):
     """The input, the parameters and some numbers a row: nothing of the size of x is made."""
@@ -205,7 +205,7 @@ def test_what_is_kept_for_the_backward(kind: str, dtype: torch.dtype):
     assert add(x, x)[1].shape == x.shape
 
 
-@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("kind", always(FUNCTIONS, lambda kind: kind == "rms"))
 def test_no_partials_for_what_is_frozen(kind: str, monkeypatch: pytest.MonkeyPatch):
     made: list[tuple[bool, bool, bool]] = []
     backward_code = launch.backward_code

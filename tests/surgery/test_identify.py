@@ -42,7 +42,7 @@ def test_our_own_modules_are_what_they_say(name: str) -> None:
     assert len(found.evidence.dtypes) == (3 if found.weight is None and found.bias is None else 7)
 
 
-@pytest.mark.parametrize("name", always(["TORCH_LAYER_NORM", "LLAMA", "GEMMA"], lambda name: name == "GEMMA"))
+@pytest.mark.parametrize("name", always(["TORCH_LAYER_NORM", "LLAMA", "GEMMA"], lambda name: False))
 def test_the_fused_kernels_are_seen_through(name: str) -> None:
     found = nk.identify(ours(name, eps=1e-5))
     assert isinstance(found, nk.Identified), found

@@ -366,7 +366,9 @@ def test_weightless_norms_keep_the_widths_they_take(x: Tensor) -> None:
         fixed(x[..., :20])
 
 
-@pytest.mark.parametrize("kind", [strangers.Gated, pytest.param(strangers.Insistent, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow) for k in (strangers.Gated, strangers.Insistent)]
+)
 def test_gated_norms_with_and_without_their_gate(kind: type[nn.Module], x: Tensor) -> None:
     norm, own = kind(), kind()
     report = nk.swap_(norm)

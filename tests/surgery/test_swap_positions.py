@@ -10,7 +10,7 @@ import normkit as nk
 from normkit.ops import positions
 
 
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("affine", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("groups", "channels"), [(4, 20), (3, 12)])
 def test_group_norm(monkeypatch: pytest.MonkeyPatch, groups: int, channels: int, affine: bool) -> None:
     module = nn.GroupNorm(groups, channels, eps=1e-3, affine=affine).bfloat16()

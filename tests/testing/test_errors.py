@@ -31,6 +31,7 @@ def test_the_reference_lies_within_its_bounds(reference: list[Cell]):
     assert [c for c in reference if c.share > 1] == []
 
 
+@pytest.mark.slow
 def test_the_fused_kernels_lie_within_the_same_bounds():
     cells = table(quick=True, operators=FUSED, backends=("cpu",))
     assert {c.operator for c in cells} == {op.name for op in FUSED}

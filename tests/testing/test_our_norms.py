@@ -50,7 +50,7 @@ def test_the_fused_kernels_of_other_conventions_in_bfloat16(name: str):
     assert found.ok, found.report()
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_residual_forms(backend: str):
     def add(x, residual, weight, eps):
         return nk.add_rms_norm(x, residual, weight, eps=eps)

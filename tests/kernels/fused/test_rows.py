@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import normkit as nk
-from fused import BACKEND, LONG
+from fused import BACKEND, LONG, costly
 from normkit.kernels.rounding import HALVES
-from rows import FLOATS, adversarial, always, quick, randn, true_norm
+from rows import FLOATS, adversarial, always, compiled, quick, randn, true_norm
 
 KINDS = {"layer": nk.TORCH_LAYER_NORM, "rms": nk.TORCH_RMS_NORM}
 WIDTHS = (1, 3, 16, 63, 64, 65, 127, 768, 4096, 4097, 10000)
@@ -139,7 +139,7 @@ DTYPES = [(F, F, F), (BF, BF, None), (BF, F, BF), (HF, BF, None)]
 
 
 @pytest.mark.parametrize(("x_dtype", "w_dtype", "b_dtype"), always(DTYPES, lambda dtypes: dtypes == (BF, F, BF)))
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", compiled(SPECS, ("llama", "gemma", "t5").__contains__))
 def test_every_rounding_is_the_declared_one(
     name: str, x_dtype: torch.dtype, w_dtype: torch.dtype, b_dtype: torch.dtype | None
 ):
@@ -171,6 +171,7 @@ def test_a_bias_that_promotes_joins_after_the_product_is_rounded(w_dtype: torch.
     assert torch.equal(y, w * normalised(x, nk.LLAMA).to(BF) + b)
 
 
+@costly
 def test_mixed_dtypes_tell_the_specs_apart():
     """What each pair of conventions disagrees on shows in bits: the tests above could tell them apart."""
     x, w = randn(64, 200, dtype=BF), randn(200, seed=1, dtype=BF)
@@ -208,6 +209,7 @@ def test_residual_add_is_the_add_and_then_the_norm(
         assert torch.equal(y, norm(s.float(), w.float(), eps=1e-6).to(x_dtype))
 
 
+@costly
 def test_residual_add_rounds_first_to_the_branchs_dtype():
     """A float32 stream does not change where LLAMA rounds: to x's dtype, before the weight."""
     x, r, w = randn(33, 200, dtype=BF), randn(33, 200, seed=1), randn(200, seed=2, dtype=BF)
