@@ -19,8 +19,8 @@ from normkit.lab.verdict import Verdict
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference-run"
 CLAIMS = [entry for entry in catalogue() if isinstance(entry, Claim)]
-# The maps at 12 and 24 blocks and at 6 with short warm-ups, 17 minutes of one core: the committed run has none of them.
-WAITING = {"F4a", "F4b", "F4c", "F4d", "F4e", "H5", "H6", "H7a", "H7b", "H7c", "M2", "A4b"}
+# Left open by as many seeds and steps as an hour allows; each of them says by how much.
+UNDECIDED = {"F3c", "F4d", "F4e", "H5", "H6", "H7b", "H7c", "M2", "X3"}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,11 @@ def run() -> Run:
 def test_every_claim_has_the_verdict_that_was_written_and_its_control_flips(claim: Claim, run: Run) -> None:
     judged = judge_claim(claim, run)
     assert judged.error == ""
-    if claim.id in WAITING:
-        assert judged.missing
-        return
     assert judged.judgement is not None, judged.missing
     written = {v["id"]: v["verdict"] for v in read_verdicts(FOLDER)}
     assert judged.judgement.verdict.value == written[claim.id]
     if judged.judgement.verdict is Verdict.UNDECIDED:
-        assert claim.id in {"F3c", "X3"}  # on the edge of the margin; by what no norm's runs scatter
+        assert claim.id in UNDECIDED
     else:
         assert judged.flipped
 
@@ -49,7 +46,7 @@ def test_the_report_renders_from_it(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.png"))
     page = write_report(folder).read_text()
     assert all(f'id="claim-{claim.id}"' in page for claim in CLAIMS)
-    assert waiting_in(page) == WAITING
+    assert waiting_in(page) == set()
     (folder / "measurements.jsonl").write_text("")
     assert waiting_in(write_report(folder).read_text()) == {claim.id for claim in CLAIMS}
 

@@ -71,6 +71,15 @@ def test_series_differ_without_colour() -> None:
     assert len(set(re.findall(r"<pattern id=\"([^\"]+)", svg))) == 3  # the first is solid
 
 
+def test_slanted_names_stay_inside_the_picture() -> None:
+    names = ["reordered-without-norm", *"bcdefghijk"]
+    y = [float(i) for i in range(len(names))]
+    svg = draw(Panel("t", "", "y", [Series("a", y, y, kind="points")], x_names=names))
+    found = re.search(r'x="([\d.]+)" y="[\d.]+" transform="rotate\(-35 [^>]*>reordered-without-norm', svg)
+    assert found is not None
+    assert float(found[1]) - width(names[0], 12.0) * math.cos(math.radians(SLANT)) > 0
+
+
 def test_dollars_and_angle_brackets_in_labels_are_text() -> None:
     svg = draw(Panel("t", "$x^2$", "<y> & z", [line("a<b>$1$", [1, 2, 3])]))
     assert "$x^2$" in svg

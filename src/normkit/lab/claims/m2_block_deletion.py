@@ -78,19 +78,19 @@ def _slopes(e: Evidence, when: str) -> list[float]:
 
 
 def _growths(e: Evidence, when: str) -> list[float]:
-    """Return ln of the stream's mean square after the last block over that of the embedded bytes."""
-    return [2 * math.log(row[-1] / row[0]) for row in e.values(side("deep").best(e), f"{when} stream")]
+    """Return ln of the stream's mean square after the last block over that after the first."""
+    return [2 * math.log(row[-1] / row[1]) for row in e.values(side("deep").best(e), f"{when} stream")]
 
 
 def _dilution_criteria(e: Evidence) -> list[Criterion]:
     return [
         Criterion(
-            name="ln of the trained stream's mean square after the last block over the embedded bytes'",
+            name="ln of the trained stream's mean square after the last block over that after the first",
             values=_growths(e, "trained"),
             kind="above",
-            target=0.0,
-            tolerance=math.log(2),
-            reason="“grows” as doubled at least",
+            target=math.log(2),
+            tolerance=math.log(2) / 2,
+            reason="“grows” as doubled: half of what tells that from a stream that stays as it is",
         ),
         Criterion(
             name="slope over ln l of ln(what block l adds / stream it is added to), after training",
@@ -107,7 +107,7 @@ def _dilution_criteria(e: Evidence) -> list[Criterion]:
 def _dilution_summary(e: Evidence) -> str:
     power = ", ".join(f"{estimate(_slopes(e, when))} {when}" for when in ("fresh", "trained"))
     growth = ", ".join(f"{estimate([math.exp(v) for v in _growths(e, when)])} {when}" for when in ("fresh", "trained"))
-    return f"block l adds ∝ l^p of the stream, p {power}; the stream's mean square grows × {growth}"
+    return f"block l adds ∝ l^p of the stream, p {power}; the stream's mean square grows × {growth} behind the first"
 
 
 def _dilution_figures(e: Evidence) -> list[Figure]:
@@ -163,7 +163,7 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays=_PLAYS,
         literal=Rule(
-            text="After training the stream's mean square has more than doubled from the first block to the last, and "
+            text="After training the stream's mean square more than doubles between the first block and the last, and "
             "what block l adds beside it falls with l: log-log slope below −0.15.",
             origin="sentence",
             criteria=_dilution_criteria,

@@ -107,6 +107,12 @@ def _power(value: float) -> str:
     return f"{number(mantissa, 3)}×{power}" if exponent else number(mantissa, 3)
 
 
+def reach(labels: list[str], angle: float, room: float, size: float) -> float:
+    """Return how far slanted names, each ending under its place on the axis, reach out to the axis' left."""
+    across, n = math.cos(math.radians(angle)), len(labels)
+    return max(width(t, size) * across - room * (i + 0.6) / (n + 0.2) for i, t in enumerate(labels))
+
+
 def labels_of(panel: Panel, labels: list[str], room: float, size: float) -> tuple[list[str], float, float]:
     """Fit the words of an x axis into their places: broken at spaces, or slanted where a word is too wide.
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from normkit.lab.figures import Panel, Series
-from normkit.lab.report.axes import labels_of, limits, ticks_of
+from normkit.lab.report.axes import labels_of, limits, reach, ticks_of
 from normkit.lab.report.inline import inline
 from normkit.lab.report.labels import spread
 from normkit.lab.report.marks import HATCHES, Ink, draw_marks, drawable, ink_of, last_mark, marker_of, theory_dash
@@ -103,6 +103,8 @@ def _fill(figure: Any, panel: Panel, height: float, column: Sequence[tuple[list[
     room = WIDTH - left - right
     x_at, x_labels = ticks_of(axes, panel, "x", room, SIZE)
     x_labels, angle, low = labels_of(panel, x_labels, room / max(1, len(x_labels)), SIZE)
+    if angle:
+        left = max(left, 6.0 + reach(x_labels, angle, room, SIZE))
     key = _key_height(panel, WIDTH - left)
     bottom, top = BOTTOM + low, TOP + key
     axes.set_position((left / WIDTH, bottom / height, (WIDTH - left - right) / WIDTH, (height - bottom - top) / height))
