@@ -19,7 +19,7 @@ ALWAYS = [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 
 
 @pytest.mark.parametrize(("x_dtype", "r_dtype"), always(product(FLOATS, FLOATS), ALWAYS.__contains__))
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", always(PAIRS, lambda kind: kind == "rms"))
 def test_bits_are_those_of_a_separate_add_and_norm(kind: str, x_dtype: torch.dtype, r_dtype: torch.dtype):
     add, norm = PAIRS[kind]
     x, r = 30 * randn(16, 96, dtype=x_dtype), 30 * randn(16, 96, seed=1, dtype=r_dtype)
@@ -38,7 +38,7 @@ def test_the_statistic_is_of_the_rounded_sum():
 
 
 @pytest.mark.parametrize("dtype", always(FLOATS, lambda dtype: dtype == torch.bfloat16))
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", always(PAIRS, lambda kind: kind == "rms"))
 def test_scales_act_in_float32_before_the_rounding(kind: str, dtype: torch.dtype):
     add, norm = PAIRS[kind]
     x, r = randn(16, 96, dtype=dtype), randn(16, 96, seed=1, dtype=dtype)

@@ -36,7 +36,7 @@ def exported(module: nn.Module, inputs: tuple[torch.Tensor, ...], strict: bool =
     return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=strict)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", EACH)
 def test_a_graph_of_plain_aten_that_comes_back_from_a_file(name: str, strict: bool):
     case = ALL[name]

@@ -144,6 +144,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_fsdp_with_sync_batch_norm_is_one_process(ranks: list[dict[Any, Any]]):
     expected = trained(made(dtype=torch.float64), *batch(torch.float64))
     close(torch.cat([found["fsdp"]["y"] for found in ranks]), expected["y"])

@@ -11,7 +11,7 @@ from normkit.ops import positions
 
 
 @pytest.mark.parametrize("affine", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("groups", "channels"), [(4, 20), (3, 12)])
+@pytest.mark.parametrize(("groups", "channels"), [(4, 20), pytest.param(3, 12, marks=pytest.mark.slow)])
 def test_group_norm(monkeypatch: pytest.MonkeyPatch, groups: int, channels: int, affine: bool) -> None:
     module = nn.GroupNorm(groups, channels, eps=1e-3, affine=affine).bfloat16()
     generator = torch.Generator().manual_seed(groups)

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -55,6 +57,7 @@ def test_the_entry_point_names_the_module():
     assert (ROOT / "src" / "normkit_pytest.py").exists()
 
 
+@pytest.mark.slow
 def test_testing_is_loaded_only_when_asked_for():
     code = "import sys, normkit as nk; a = 'normkit.testing' in sys.modules; nk.testing.check; print(a)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout

@@ -32,6 +32,7 @@ def run(cache: Path | None, code: str = RUN, **environment: str) -> subprocess.C
     )
 
 
+@pytest.mark.slow
 def test_the_second_process_loads_without_numba(tmp_path: Path):
     first = run(tmp_path)
     assert '"numba": true' in first.stdout

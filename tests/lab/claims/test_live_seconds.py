@@ -86,7 +86,7 @@ def test_benchmark_on_this_machine(measure_study, judge_claim):
     assert Verdict.UNDECIDED in (verdict, control) or flips(verdict, control)
 
 
-@pytest.mark.parametrize("name", [*EXPECTED, "R1"])
+@pytest.mark.parametrize("name", [*EXPECTED, pytest.param("R1", marks=pytest.mark.slow)])
 def test_what_the_report_needs(name, measure_study, told):
     claim = _claim(name)
     measurements = measure_study(claim.study, SETTINGS)

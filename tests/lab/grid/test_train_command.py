@@ -106,6 +106,7 @@ def test_killed_and_continued_by_another_number_of_workers_it_comes_to_the_same(
     assert "a run with other settings (grid is" in other.stderr
 
 
+@pytest.mark.slow
 def test_models_of_ones_own_stand_beside_the_labs(text: Path, tmp_path: Path, brought: Path):
     options = ("--lr", "1e-2", "--model", "brought_models:logits_only", "--model", "brought_models:in_a_tuple")
     result = call(*SMALL[2:], *options, "--corpus", str(text), "--jobs", "1", "--json", "--out", "run")

@@ -147,6 +147,7 @@ def test_a_folder_of_other_settings_is_refused_and_force_moves_it_aside(
     assert "replaced-1" in view.notices[0]
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_with_whole_lines(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
