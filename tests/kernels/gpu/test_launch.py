@@ -46,7 +46,8 @@ class Kernel:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """Let rows on the CPU pass for rows on GPU 0, and every kernel for one that is compiled."""
-    from normkit.kernels.gpu import launch
+    # row_backward makes a launcher when it is imported: under the stub, every later test of the process would have it.
+    from normkit.kernels.gpu import launch, row_backward
 
     kernel = Kernel()
     made = launch.Launcher.__init__
@@ -60,7 +61,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     again = launch.Launcher.again
     monkeypatch.setattr(launch.Launcher, "again", lambda self, grid, given, device: again(self, grid, given, GPU))
     monkeypatch.setattr("normkit.kernels.gpu.rows._launchers", {})
-    monkeypatch.setattr("normkit.kernels.gpu.row_backward._launchers", {})
+    monkeypatch.setattr(row_backward, "_launchers", {})
     return kernel
 
 
