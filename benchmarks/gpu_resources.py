@@ -19,7 +19,7 @@ from normkit.kernels.gpu import resources, row_backward, rows
 from normkit.kernels.gpu.resources import Resources
 from normkit.kernels.gpu.settings import backward_setting, forward_setting
 
-WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 262144)
+WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
 ROWS = 256
 REGISTERS, THREADS = 65536, 2048  # of a multiprocessor, from compute capability 8.0 on
 

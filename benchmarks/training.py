@@ -91,7 +91,7 @@ def _affordable(options: argparse.Namespace, began: float) -> int | None:
     contenders = plan["contenders"].values()
     step = sum(c["step"] for c in contenders) / len(contenders)
     judging = sum(c["run"] - STEPS[0] * c["step"] for c in contenders) / len(contenders)
-    runs = 2 * 3 * len(contenders) * (2 if options.toy else 3)
+    runs = plan["measurements"]  # with the bytes' frequencies, which cost nothing: one a seed too many
     seconds = PLANNED * (options.seconds - ENDING - (time.monotonic() - began))
     fitting = [n for n in STEPS if runs * (n * step + judging) <= seconds]
     print(f"{1000 * step:.1f} ms a step, {runs} runs, {seconds:.0f} s for them", flush=True)

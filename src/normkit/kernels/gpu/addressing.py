@@ -84,6 +84,6 @@ def parameter_tile(
     if PLAIN:
         found = tl.load(p + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
     else:
-        at = parameter_at(i, d1, d2, s0, s1, s2, PLAIN)[:, None] + along(cols, s3, PLAIN)[None, :]
+        at = tile_at(i, cols, n, d1, d2, s0, s1, s2, s3, PLAIN)
         found = tl.load(p + at, mask=inside, other=0.0).to(tl.float32)
     return found

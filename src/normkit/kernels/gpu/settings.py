@@ -33,8 +33,8 @@ class Setting:
 
 TILE = 4096  # elements of a tile: four loads of 16 bytes for each of 128 threads of bfloat16. Unmeasured.
 # Columns that a program can hold. With 32 float32 a thread, a forward of 512 threads takes 98 to 128 of their 128
-# registers and spills none; with 1024 threads, which have 64 each, a layer norm spills 176–192 bytes a thread, an RMS
-# norm of bfloat16 64.
+# registers and spills none; with 1024 threads (this number doubled, then the command above), which have 64 each, a
+# layer norm spills 176–192 bytes a thread, an RMS norm of bfloat16 64.
 HELD_FORWARD = 16384
 # x̂, dy·γ and a partial: 101–128 registers at 8192 columns and 512 threads; at 16384 and 1024 threads 136–376 bytes
 # spill.
@@ -52,7 +52,7 @@ def clusters_wanted() -> bool:
     """Say whether rows may be shared by a cluster of multiprocessors: NORMKIT_GPU_CLUSTERS=1.
 
     Triton 3.9 compiles that for compute capability 9.0 and up. Backwards spill 8–16 bytes a thread, forwards none but a
-    float32 layer norm of 131072, 48. It is off because nobody has seen the results on a GPU.
+    float32 layer norm of 65536 or more, 48. It is off because nobody has seen the results on a GPU.
     """
     return os.environ.get("NORMKIT_GPU_CLUSTERS", "0") == "1"
 
