@@ -13,7 +13,7 @@ everything else, and in float64, the reference promises its error bound. `normki
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from normkit.checks import (
     Eps,
-    align_parameter,
     check_axes,
     check_channel,
     check_eps,
@@ -30,8 +29,8 @@ from normkit.checks import (
     check_mask,
     eps_value,
 )
-from normkit.coverage import COVERAGE
 from normkit.functional.ragged import is_jagged, opened, over_samples, refuse_mask
+from normkit.kernels.contract import Found
 from normkit.kernels.registry import refuse_invariant
 from normkit.kernels.statistics import Moments
 from normkit.ops import positions as ops
@@ -242,7 +241,7 @@ def batch_norm(
         process_group=process_group,
     )  # fmt: skip
     if found is not None and running_mean is not None and running_var is not None:
-        move_running(running_mean, running_var, found(), momentum)
+        remember(running_mean, running_var, found, momentum)
     return y
 
 
@@ -258,8 +257,8 @@ def normalize_batch(
     eps: Eps,
     channel_axis: int,
     process_group: ProcessGroup | None,
-) -> tuple[Tensor, Callable[[], Moments] | None]:
-    """Return what `batch_norm` does, and what returns the moments to remember: None where there is nothing to."""
+) -> tuple[Tensor, Found | None]:
+    """Return what `batch_norm` does, and the moments to remember: None where there are none."""
     name = "batch_norm"
     check_float(x, name)
     if is_jagged(x):
@@ -287,7 +286,7 @@ def normalize_batch(
     statistic = ops.Statistic(channel, x.shape[channel], False, number, wide_mask)
     if training and process_group is not None and process_group.size() > 1:
         return _over_ranks(x, w, b, statistic, process_group)
-    counted = _counted(x, COVERAGE["batch"].axes_in(x.dim(), channel), wide_mask)
+    counted = _counted(x, channel, wide_mask)
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
     y, found = ops.normalize(x, w, b, statistic)
@@ -296,7 +295,7 @@ def normalize_batch(
 
 def _over_ranks(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: ops.Statistic, group: ProcessGroup
-) -> tuple[Tensor, Callable[[], Moments] | None]:
+) -> tuple[Tensor, Found | None]:
     from normkit.ops import ranks  # torch.distributed, which not every build of PyTorch has
 
     y, found = ranks.normalize(x, weight, bias, statistic, group)
@@ -306,7 +305,13 @@ def _over_ranks(
             "batch_norm: training needs more than one real (unmasked) value per channel, got one over all ranks of the "
             "process group: the variance of a single value is 0 and every output would be the bias"
         )
-    return y, (lambda: found) if counted else None
+    return y, Found(lambda: found) if counted else None
+
+
+def remember(running_mean: Tensor, running_var: Tensor, found: Found, momentum: float) -> None:
+    """Blend the moments of a batch into the buffers, in place."""
+    if not found.move(running_mean, running_var, momentum):
+        move_running(running_mean, running_var, found.moments(), momentum)
 
 
 def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, momentum: float) -> None:
@@ -320,6 +325,8 @@ def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, mome
 
 
 def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    if old.dtype == new.dtype:
+        return old * (1 - momentum) + new * momentum
     wide = torch.promote_types(old.dtype, new.dtype)
     return old.to(wide) * (1 - momentum) + new.to(wide) * momentum
 
@@ -333,12 +340,12 @@ def check_momentum(momentum: object, name: str) -> float:
     return float(momentum)
 
 
-def _counted(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> int:
+def _counted(x: Tensor, channel: int, mask: Tensor | None) -> int:
     """Return how many values of a channel are counted; without a mask no device is asked."""
+    positions = math.prod(x.shape[:channel]) * math.prod(x.shape[channel + 1 :])
     if mask is None:
-        return math.prod([x.shape[a] for a in axes])
-    seen = int(mask.sum())
-    return seen * math.prod([x.shape[a] for a in axes if mask.shape[a] == 1])
+        return positions
+    return int(mask.sum()) * (positions // mask.numel() if mask.numel() else 0)
 
 
 def _single_value(x: Tensor, mask: Tensor | None, training: bool, name: str) -> ValueError:
@@ -357,7 +364,7 @@ def _per_channel(p: Tensor | None, x: Tensor, channel: int, name: str, what: str
             f"{name}: {what} must have shape ({x.shape[channel]},), one number per channel of x "
             f"{tuple(x.shape)} (channel axis {channel}), got {tuple(p.shape)}"
         )
-    return align_parameter(p, x, (channel,), name, what)
+    return p
 
 
 def _group_norm(

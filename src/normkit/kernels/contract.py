@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from normkit.kernels.statistics import Moments
 from normkit.spec import NormSpec
 
 
@@ -35,13 +36,30 @@ class Request:
         return {name: t for name, t in every.items() if t is not None}
 
 
+def _cannot_move(mean: Tensor, var: Tensor, momentum: float) -> bool:
+    return False
+
+
+class Found(NamedTuple):
+    """The moments behind a norm's statistics, for whoever asks.
+
+    Args:
+        moments: makes them.
+        move: blends them into (running mean, running variance) in place with a momentum, bit for bit as operators on
+            ``moments()`` would; says whether it did, and leaves both untouched where it cannot.
+    """
+
+    moments: Callable[[], Moments]
+    move: Callable[[Tensor, Tensor, float], bool] = _cannot_move
+
+
 @dataclass(frozen=True)
 class Columns:
     """A way to compute norms whose statistics cross positions.
 
     Args:
-        forward: (x, weight, bias, channel=, groups=, per_sample=, eps=, mask=) → (y, table, plan, moments): statistics
-            and whatever else a backward needs, and a function that returns the `Moments` behind them.
+        forward: (x, weight, bias, channel=, groups=, per_sample=, eps=, mask=) → (y, table, plan, found): statistics
+            and whatever else a backward needs, and the `Found` behind them.
         backward: (x, weight, dy, table, plan, wanted=, total=) → (dx, dweight, dbias), the last two float32 of shape
             (C,); total turns sums over x into means over all that share its statistics, where other ranks hold some.
         apply: (x, table, weight, bias, channel=, mask=) → (y, plan), with statistics given as a table (1, 4, C) of

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.checks import Eps
-from normkit.functional.positions import check_momentum, move_running, normalize_batch
+from normkit.functional.positions import check_momentum, normalize_batch, remember
+from normkit.kernels.contract import Found
 from normkit.kernels.statistics import Moments
 from normkit.modules.positions import Positions
 
@@ -183,36 +184,36 @@ class BatchNorm(Positions):
             raise ValueError(f"BatchNorm: moments must have shape {expected}, one of each channel, got {got}")
         if bool((moments.count < 2).any()):
             raise ValueError("BatchNorm: moments of fewer than two values have no unbiased variance")
-        self._move(moments)
+        self._move(Found(lambda: moments), self.running_mean, self.running_var, self.num_batches_tracked)
 
-    def _move(self, moments: Moments) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        momentum = 1 / (int(self.num_batches_tracked) + 1) if self.momentum is None else self.momentum
-        move_running(self.running_mean, self.running_var, moments, momentum)
-        self.num_batches_tracked.add_(1)
+    def _move(self, found: Found, mean: Tensor, var: Tensor, tracked: Tensor) -> None:
+        remember(mean, var, found, 1 / (int(tracked) + 1) if self.momentum is None else self.momentum)
+        tracked.add_(1)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, lengths: Tensor | None = None) -> Tensor:
         """Normalise x; masked-out positions (or those beyond ``lengths``) count nowhere and come out as 0."""
+        weight, bias = self.held()
+        mean, var, tracked = self.running_mean, self.running_var, self.num_batches_tracked
         y, found = normalize_batch(
             x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
+            mean,
+            var,
+            weight,
+            bias,
             mask=self._mask(x, mask, lengths),
             training=self.training and not self.frozen,
             eps=self.eps,
             channel_axis=self.channel_axis,
-            process_group=self.process_group,
+            process_group=self._ranks.group,
         )
-        if found is not None and self.num_batches_tracked is not None and not recomputing():
-            moments = found()
-            if self.skip_nonfinite and not bool((moments.mean + moments.m2).isfinite().all()):
+        if found is None or mean is None or var is None or tracked is None or recomputing():
+            return y
+        if self.skip_nonfinite:
+            moments = found.moments()
+            if not bool((moments.mean + moments.m2).isfinite().all()):
                 self.num_batches_skipped += 1
-            else:
-                self._move(moments)
+                return y
+        self._move(found, mean, var, tracked)
         return y
 
     @classmethod

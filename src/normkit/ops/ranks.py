@@ -62,7 +62,7 @@ def moments_of_ranks(local: Moments, group: dist.ProcessGroup) -> Moments:
 def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic, group: dist.ProcessGroup
 ) -> tuple[Tensor, Moments]:
-    """Return (x − μ)/√(σ² + ε)·γ + β and the moments of all ranks behind it; γ, β broadcast to x.
+    """Return (x − μ)/√(σ² + ε)·γ + β and the moments of all ranks behind it; γ, β have one value a channel.
 
     Raises:
         RuntimeError: something looks inside operators (a compiler, `torch.func`): a collective has no place there.
@@ -117,7 +117,8 @@ class _Synced(torch.autograd.Function):
             shape = _shape(x, statistic)
             work = accumulation_dtype(x.dtype)
             mean, factor = (table[0, i].to(work).view(shape) for i in (0, 2))
-            y = reference.apply_inverse(x, mean, factor, weight, bias, mask=statistic.mask)
+            gains = (None if p is None else p.view(shape) for p in (weight, bias))
+            y = reference.apply_inverse(x, mean, factor, *gains, mask=statistic.mask)
         ctx.save_for_backward(x, weight, bias, statistic.mask, table, merged.count)
         ctx.statistic, ctx.columns, ctx.group = statistic, columns, group
         return y
@@ -164,7 +165,7 @@ def _plain_backward(
         return None, dw, db
     plain, weighted = total(torch.stack((db, dw))).view(2, *shape).unbind(0)
     dx = inverse * (g - plain - xhat * weighted)
-    dx = dx if weight is None else dx * weight.to(work)
+    dx = dx if weight is None else dx * weight.to(work).view(shape)
     if mask is not None:
         dx = torch.where(mask, dx, torch.zeros((), dtype=work, device=x.device))
     return dx.to(x.dtype), dw, db

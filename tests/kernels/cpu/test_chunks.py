@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu.chunks import FAN, Chunks, chunks_of, even_chunks
+from normkit.kernels.cpu.chunks import FAN, Chunks, chunks_of, even_chunks, listed_chunks
 
 
 def joined_to(chunks: Chunks) -> list[list[int]]:
@@ -40,6 +40,23 @@ def test_every_position_once_and_in_order(lengths: list[int], joined: bool):
     assert [i for segment in segments for i in segment] == list(range(len(spans)))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("runs", "length", "chunk"), [(1, 5, 64), (3, 200, 64), (7, 64, 64), (2, 64 * (FAN + 2), 64), (300, 3, 2)]
+)
+def test_the_kernel_lists_what_operators_would(runs: int, length: int, chunk: int, share: float, joined: bool):
+    flags = torch.rand(runs, length, generator=torch.Generator().manual_seed(runs)) < share
+    listed, chunks = listed_chunks(flags, runs, length, chunk, joined)
+    assert torch.equal(listed, flags.view(-1).nonzero().view(-1))
+    expected = chunks_of(flags.sum(1), chunk, joined)
+    assert torch.equal(chunks.begins, expected.begins)
+    assert torch.equal(chunks.counts, expected.counts)
+    assert torch.equal(chunks.sizes, expected.sizes)
+    assert len(chunks.levels) == len(expected.levels)
+    assert all(map(torch.equal, chunks.levels, expected.levels))
+
+
 def test_single_chunks_are_joined_to_nothing():
     assert even_chunks(7, 64, 64, False).levels == ()
     assert len(even_chunks(7, 65, 64, False).levels) == 1
@@ -49,7 +66,7 @@ def test_single_chunks_are_joined_to_nothing():
 
 def test_launching_and_compiled_code_agree_on_sizes():
     """They stand twice, because what launches a kernel must not import what only compiling needs."""
-    from normkit.kernels.cpu import chunks, columns, merges, positions, runs
+    from normkit.kernels.cpu import chunks, column_launch, columns, merges, runs
 
     assert (chunks.FAN, chunks.CHUNK, chunks.RUN) == (merges.FAN, columns.CHUNK, runs.RUN)
-    assert positions._BLOCK == columns.BLOCK
+    assert column_launch.BLOCK == columns.BLOCK

@@ -77,6 +77,25 @@ def test_extreme_channels(norm: str | int, first: bool):
 
 
 @LAYOUTS
+@pytest.mark.parametrize("norm", quick(NORMS, lambda norm: norm == "batch"))
+def test_factors_that_may_not_be_multiplied_first(norm: str | int, first: bool):
+    """Gains, gradients and deviations whose products leave float32's range although the results do not."""
+    case = Case.draw(norm, 3, 90, 8)
+    gains = torch.tensor([1e30, 1e-30, 0.0, 1e37, 1e-30, 1.0, -(2.0**50), 3.0])
+    case = replace(case, weight=gains, bias=case.bias * gains)
+    case.check(case.run(first))
+    slopes = torch.tensor([1e-35, 1e25, 1e20, 1e-37, 1e30, 1e-25, 1e-30, 1e10])
+    replace(case, dy=case.dy * slopes).check(replace(case, dy=case.dy * slopes).run(first))
+    spread = torch.tensor([1e-9, 1e9, 1e-15, 1e15, 1e9, 1e-9, 1e16, 1e-16])
+    if norm == 2:
+        spread = spread[torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])]
+    case = replace(case, x=(case.x - 3) * spread, eps=0.0)
+    case.check(case.run(first))
+    steep = replace(case, weight=randn(8, seed=2), dy=case.dy * spread.square().clamp(1e-27, 1e27))
+    steep.check(steep.run(first))
+
+
+@LAYOUTS
 def test_an_extreme_channel_changes_no_bit_of_another(first: bool):
     case = replace(Case.draw("batch", 3, 90, 8), eps=1e-12)
     case.x[..., 5] *= 1e-41  # whose mean would be another, were it multiplied by a power of two, too
@@ -211,10 +230,13 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             gpu, "_launcher", lambda kernel, *a, **kw: (ran.append(kernel.__name__), launcher(kernel, *a, **kw))[1]
         )
     else:
-        from normkit.kernels.cpu import positions as cpu
+        from normkit.kernels.cpu import column_launch, positions
 
-        run = cpu._run
-        monkeypatch.setattr(cpu, "_run", lambda plan, kernel, x, **kw: (ran.append(kernel), run(plan, kernel, x, **kw)))
+        run = column_launch.run
+        for module in (column_launch, positions):
+            monkeypatch.setattr(
+                module, "run", lambda plan, kernel, x, **kw: (ran.append(kernel), run(plan, kernel, x, **kw))
+            )
     return ran
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.kernels.column_layout import Shape, flags_of
+from normkit.kernels.cpu.rows import Code, code_of
 
 FAN = 128  # as merges.py has it, which only compiling imports; so do columns.py and runs.py these:
 CHUNK, RUN = 64, 4096
@@ -41,19 +45,22 @@ def chunks_of(lengths: Tensor, chunk: int, joined: bool) -> Chunks:
     sizes = lengths
     if joined:
         sizes, bounds = lengths.sum().reshape(1), torch.tensor([0, len(begins)])
-    levels: list[Tensor] = []
     single = len(begins) == len(sizes) and bool((bounds.diff() == 1).all())
-    while not single:
+    return Chunks(begins, counts, () if single else _levels(bounds), sizes)
+
+
+def _levels(bounds: Tensor) -> tuple[Tensor, ...]:
+    """Return the levels that join what lies between two bounds."""
+    levels: list[Tensor] = []
+    while True:
         parts = bounds.diff()
         if int(parts.max()) <= FAN:
-            levels.append(bounds)
-            break
+            return (*levels, bounds)
         fewer = (parts + (FAN - 1)) // FAN
         inside, upper = _numbered(fewer)
         starts = bounds[:-1][torch.repeat_interleave(fewer)] + inside * FAN
         levels.append(torch.cat([starts, bounds[-1:]]))
         bounds = upper
-    return Chunks(begins, counts, tuple(levels), sizes)
 
 
 @lru_cache(maxsize=16)
@@ -80,13 +87,39 @@ class Valid:
 def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, per_sample: bool) -> Valid:
     """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
     chunk, joined = RUN if shape.runs else CHUNK, not per_sample
+    apart = shape.runs or per_sample  # a chunk of runs lies in one sample
+    runs, length = (shape.samples, shape.length) if apart else (1, shape.positions)
     if mask is not None:
         flags = flags_of(x, channel, shape, mask)
-        listed = flags.view(-1).nonzero().view(-1)
+        listed, chunks = listed_chunks(flags, runs, length, chunk, joined)
         if len(listed) < shape.positions:
-            apart = shape.runs or per_sample  # a chunk of runs lies in one sample
-            lengths = flags.sum(1) if apart else torch.tensor([len(listed)])
-            return Valid(chunks_of(lengths, chunk, joined), listed, flags)
-    if shape.runs or per_sample:
-        return Valid(even_chunks(shape.samples, shape.length, chunk, joined))
-    return Valid(even_chunks(1, shape.positions, chunk, joined))
+            return Valid(chunks, listed, flags)
+    return Valid(even_chunks(runs, length, chunk, joined))
+
+
+_LISTING = struct.Struct("10q")
+
+
+def listed_chunks(flags: Tensor, runs: int, length: int, chunk: int, joined: bool) -> tuple[Tensor, Chunks]:
+    """Return the positions of contiguous ``flags`` that are set, and their `Chunks`; see listing.py."""
+    most = runs * length // chunk + runs
+    words = torch.empty(runs * length + 2 * most + 2 * runs + 4, dtype=torch.int64)
+    totals, bounds, sizes, begins, counts, listed = words.split([3, runs + 1, runs, most, most, runs * length])
+    tables = (t.data_ptr() for t in (listed, begins, counts, bounds, sizes, totals))
+    _listing().call(_LISTING.pack(flags.data_ptr(), runs, length, chunk, *tables))
+    valid, found, most = totals.tolist()
+    if joined and runs > 1:
+        bounds, sizes, most = torch.tensor([0, found]), torch.tensor([valid]), found
+    single = found == len(sizes) and most == 1
+    levels = () if single else (bounds,) if most <= FAN else _levels(bounds)
+    return listed[:valid], Chunks(begins[:found], counts[:found], levels, sizes)
+
+
+@lru_cache(maxsize=1)
+def _listing() -> Code:
+    def make() -> Callable[[Any], None]:
+        from normkit.kernels.cpu.listing import listing_kernel
+
+        return listing_kernel()
+
+    return code_of("listing", make)

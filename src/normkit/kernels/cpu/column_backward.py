@@ -16,7 +16,6 @@ from normkit.kernels.cpu.columns import (
     CHANNELS,
     COUNTS,
     DY,
-    GAINS,
     LENGTH,
     LIST,
     MASK,
@@ -25,6 +24,7 @@ from normkit.kernels.cpu.columns import (
     PER,
     SUMS,
     TABLE,
+    WEIGHT,
     F,
     X,
     address,
@@ -109,12 +109,12 @@ def sums_kernel(T: Tag) -> Callable[[Any], None]:
 
 @jit
 def gradient_vector(
-    x: Any, dy: Any, dx: Any, table: Any, gains: Any, sums: Any, width: Any, n: Any, T: Any, whole: Any
+    x: Any, dy: Any, dx: Any, table: Any, weight: Any, sums: Any, width: Any, n: Any, T: Any, whole: Any
 ) -> Any:
     """Dx = rstd·(dy·γ − a − x̂·b) for sixteen channels of a position."""
     s = statistics_at(table, width, n, whole)
     xhat = normalised(part(x, n, T, whole), s)
-    g = sub(mul(part(dy, n, T, whole), part(gains, n, F, whole)), part(sums, n, F, whole))
+    g = sub(mul(part(dy, n, T, whole), part(weight, n, F, whole)), part(sums, n, F, whole))
     g = sub(g, mul(xhat, part(sums + width, n, F, whole)))
     put(dx, mul(mul(g, s[2]), s[3]), n, T, whole)
 
@@ -125,7 +125,7 @@ def gradient_kernel(T: Tag) -> Callable[[Any], None]:
     @jit
     def some_tasks(q: Any, low: Any, high: Any, thread: Any) -> Any:
         channels, length, mask = word(q, CHANNELS), word(q, LENGTH), word(q, MASK)
-        width, e, gains, full = 4 * channels, size(T), word(q, GAINS), channels // 16 * 16
+        width, e, weight, full = 4 * channels, size(T), word(q, WEIGHT), channels // 16 * 16
         for p in range(low, high):
             n, i = p // length, p % length
             x = address(q, X) + n * stride(q, X, 0) + i * stride(q, X, 1)
@@ -138,9 +138,9 @@ def gradient_kernel(T: Tag) -> Callable[[Any], None]:
                 continue
             for c in range(0, full, 16):
                 o, k = c * e, 4 * c
-                gradient_vector(x + o, dy + o, dx + o, table + k, gains + k, sums + k, width, 16, T, YES)
+                gradient_vector(x + o, dy + o, dx + o, table + k, weight + k, sums + k, width, 16, T, YES)
             if full < channels:
                 o, k = full * e, 4 * full
-                gradient_vector(x + o, dy + o, dx + o, table + k, gains + k, sums + k, width, channels - full, T, NO)
+                gradient_vector(x + o, dy + o, dx + o, table + k, weight + k, sums + k, width, channels - full, T, NO)
 
     return drawing(some_tasks)

@@ -35,11 +35,11 @@ F = Tag("f32")
 CHUNK = 64  # positions
 BLOCK = 512  # channels a task: what is added up for them stays in the first-level cache
 
-# Words of the argument block, as positions.py packs it. A tensor is its address and the byte strides of sample,
+# Words of the argument block, as column_launch.py packs it. A tensor is its address and the byte strides of sample,
 # position and channel.
 COUNTER, TASKS, PIECE, CHANNELS, LENGTH, LIST, BEGINS, COUNTS = range(8)
-PARTS, SCALES, TABLE, GAINS, SUMS, MASK, PER, SCRATCH = range(8, 16)
-TENSORS = 16
+PARTS, SCALES, TABLE, WEIGHT, BIAS, SUMS, MASK, PER, SCRATCH = range(8, 17)
+TENSORS = 17
 X, OUT, DY = 0, 1, 2
 
 
@@ -256,10 +256,10 @@ def normalised(v: Any, s: Any) -> Any:
 
 
 @jit
-def apply_vector(x: Any, y: Any, table: Any, gains: Any, width: Any, n: Any, T: Any, whole: Any) -> Any:
+def apply_vector(x: Any, y: Any, table: Any, weight: Any, bias: Any, width: Any, n: Any, T: Any, whole: Any) -> Any:
     """Y = x̂·γ + β for sixteen channels of a position."""
     xhat = normalised(part(x, n, T, whole), statistics_at(table, width, n, whole))
-    put(y, fma(xhat, part(gains, n, F, whole), part(gains + width, n, F, whole)), n, T, whole)
+    put(y, fma(xhat, part(weight, n, F, whole), part(bias, n, F, whole)), n, T, whole)
 
 
 def apply_kernel(T: Tag) -> Callable[[Any], None]:
@@ -268,7 +268,7 @@ def apply_kernel(T: Tag) -> Callable[[Any], None]:
     @jit
     def some_tasks(q: Any, low: Any, high: Any, thread: Any) -> Any:
         channels, length, mask = word(q, CHANNELS), word(q, LENGTH), word(q, MASK)
-        width, e, gains, full = 4 * channels, size(T), word(q, GAINS), channels // 16 * 16
+        width, e, weight, bias, full = 4 * channels, size(T), word(q, WEIGHT), word(q, BIAS), channels // 16 * 16
         for p in range(low, high):
             n, i = p // length, p % length
             x = address(q, X) + n * stride(q, X, 0) + i * stride(q, X, 1)
@@ -278,10 +278,11 @@ def apply_kernel(T: Tag) -> Callable[[Any], None]:
                 emptied(y, channels, T)
                 continue
             for c in range(0, full, 16):
-                apply_vector(x + c * e, y + c * e, table + 4 * c, gains + 4 * c, width, 16, T, YES)
+                k = 4 * c
+                apply_vector(x + c * e, y + c * e, table + k, weight + k, bias + k, width, 16, T, YES)
             if full < channels:
                 o, k = full * e, 4 * full
-                apply_vector(x + o, y + o, table + k, gains + k, width, channels - full, T, NO)
+                apply_vector(x + o, y + o, table + k, weight + k, bias + k, width, channels - full, T, NO)
 
     return drawing(some_tasks)
 

@@ -37,7 +37,7 @@ from normkit.kernels.cpu.sums import LARGE, SMALL, f4, jit, load_upto
 FAN = 128
 
 # Words of the argument block after the three that `drawing` reads.
-WIDTH, PARTS, COUNTS, BOUNDS, OUT, OUT_COUNTS, DEPTH, SCALES, EPSILONS, FLAG, EPS, GAINS = range(3, 15)
+WIDTH, PARTS, COUNTS, BOUNDS, OUT, OUT_COUNTS, DEPTH, SCALES, EPSILONS, FLAG, EPS, WEIGHT = range(3, 15)
 
 
 def merge_kernel() -> Callable[[Any], None]:
@@ -187,18 +187,18 @@ def weigh_kernel() -> Callable[[Any], None]:
 
     @jit
     def of_channels(q: Any, sums: Any, out: Any, n: Any) -> Any:
-        channels, gains, size, c = word(q, WIDTH), word(q, GAINS), splat(f4(n)), 0
+        channels, weight, size, c = word(q, WIDTH), word(q, WEIGHT), splat(f4(n)), 0
         while c < 2 * channels:
             at, left = c % channels, channels - c % channels
-            value = mul(load_upto(sums + 4 * c, left, F), load_upto(gains + 4 * at, left, F))
+            value = mul(load_upto(sums + 4 * c, left, F), load_upto(weight + 4 * at, left, F))
             store_upto(out + 4 * c, div(value, size), left, F)
             c = c + 16 if left > 16 else c + left
 
     @jit
-    def of_group(sums: Any, gains: Any, out: Any, n: Any, depth: Any) -> Any:
+    def of_group(sums: Any, weight: Any, out: Any, n: Any, depth: Any) -> Any:
         s, j = splat(f4(0)), 0
         while j < depth:
-            s = fma(load_upto(sums + 4 * j, depth - j, F), load_upto(gains + 4 * j, depth - j, F), s)
+            s = fma(load_upto(sums + 4 * j, depth - j, F), load_upto(weight + 4 * j, depth - j, F), s)
             j += 16
         mean, j = splat(sum_lanes(s) / (f4(depth) * f4(n))), 0
         while j < depth:
@@ -207,7 +207,7 @@ def weigh_kernel() -> Callable[[Any], None]:
 
     @jit
     def some_tasks(q: Any, low: Any, high: Any, thread: Any) -> Any:
-        channels, depth, gains = word(q, WIDTH), word(q, DEPTH), word(q, GAINS)
+        channels, depth, weight = word(q, WIDTH), word(q, DEPTH), word(q, WEIGHT)
         for s in range(low, high):
             sums, out = word(q, PARTS) + 8 * s * channels, word(q, OUT) + 8 * s * channels
             n, c = max(word(word(q, COUNTS), s), 1), 0
@@ -215,7 +215,7 @@ def weigh_kernel() -> Callable[[Any], None]:
                 of_channels(q, sums, out, n)
                 continue
             while c < 2 * channels:
-                of_group(sums + 4 * c, gains + 4 * (c % channels), out + 4 * c, n, depth)
+                of_group(sums + 4 * c, weight + 4 * (c % channels), out + 4 * c, n, depth)
                 c += depth
 
     return drawing(some_tasks)

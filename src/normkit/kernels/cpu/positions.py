@@ -1,213 +1,72 @@
-"""Launching the column kernels: how a call's positions lie, and tensors in, tensors out.
-
-Two layouts, each with kernels of its own: channels side by side (columns.py) and positions side by side (runs.py).
-Which of them a tensor has decides the order of sums; its other strides do not.
-"""
+"""Norms across positions on the CPU: tensors in, tensors out."""
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from normkit.kernels.column_layout import Shape, fresh_like, laid_like, shape_of, strides_of
-from normkit.kernels.contract import Columns
-from normkit.kernels.cpu import pool
-from normkit.kernels.cpu.chunks import RUN, Valid, even_chunks, valid_positions
-from normkit.kernels.cpu.rows import NAMES, Code, code_of
+from normkit.kernels.column_layout import fresh_like, laid_like
+from normkit.kernels.contract import Columns, Found
+from normkit.kernels.cpu.chunks import even_chunks
+from normkit.kernels.cpu.column_launch import (
+    Plan,
+    at,
+    folded,
+    joined_moments,
+    joined_sums,
+    merged,
+    plan_of,
+    remembered,
+    run,
+)
 from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
 
-_COLUMN = struct.Struct("28q")
-_MERGE = struct.Struct("13qdq")
-_BLOCK = 512  # channels a task, as columns.py has it, which only compiling imports
 _STEEPEST, _FLATTEST = 2.0**40, 2.0**-60  # 1/√ of what merges.py flags
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a call is computed, forward and backward.
+class _Statistics(NamedTuple):
+    """What a forward found out.
 
     Args:
-        channel: the channel axis.
-        shape: how x lies.
-        valid: which positions count.
-        per_sample: whether a sample's statistics are its own.
-        depth: channels that share a statistic.
+        room, moments: memory, and where in it (segments, 3, C) lies: mean, remainder, Σ(x − mean)² of every channel.
+        table: (segments, 4, C): mean, remainder, rstd, and what x was multiplied by.
+        scales: that last row, or None where all of it is 1.
     """
 
-    channel: int
-    shape: Shape
-    valid: Valid
-    per_sample: bool
-    depth: int
+    room: Tensor
+    moments: int
+    table: Tensor
+    scales: Tensor | None
 
 
-_codes: dict[tuple[str, str], Code] = {}
-
-
-def _code(kind: str, dtype: torch.dtype | None = None) -> Code:
-    """Return a compiled kernel, e.g. "columns apply" for a dtype, or one of merges.py."""
-    name = "" if dtype is None else NAMES[dtype]
-    code = _codes.get((kind, name))
-    if code is None:
-
-        def make() -> Callable[[Any], None]:
-            from importlib import import_module
-
-            from normkit.kernels.cpu.tags import Tag
-
-            module, function = kind.split()
-            made: Any = getattr(import_module(f"normkit.kernels.cpu.{module}"), f"{function}_kernel")
-            return made(Tag(name)) if name else made()  # type: ignore[no-any-return]
-
-        code = _codes[kind, name] = code_of(f"{kind} {name}", make)
-    return code
-
-
-def _at(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
-
-
-_MODULES = {
-    (False, "moments"): "columns",
-    (False, "apply"): "columns",
-    (False, "sums"): "column_backward",
-    (False, "gradient"): "column_backward",
-    **{(True, kernel): "runs" for kernel in ("moments", "apply", "sums", "gradient")},
-}
-
-
-def _run(
-    plan: Plan,
-    kernel: str,
-    x: Tensor,
-    *,
-    out: Tensor | None = None,
-    dy: Tensor | None = None,
-    parts: Tensor | None = None,
-    scales: Tensor | None = None,
-    table: Tensor | None = None,
-    gains: Tensor | None = None,
-    sums: Tensor | None = None,
-) -> None:
-    """Run a kernel over all its tasks."""
-    shape, chunks = plan.shape, plan.valid.chunks
-    if kernel in ("moments", "sums"):
-        across = shape.channels if shape.runs else -(-shape.channels // _BLOCK)
-        tasks = len(chunks.begins) * across
-    else:
-        tasks = shape.samples * shape.channels if shape.runs else shape.positions
-    if tasks == 0:
-        return
-    threads = min(pool.threads_for(x.numel()), tasks)
-    room = None
-    if shape.runs and plan.valid.listed is not None:
-        room = torch.empty(threads * 2 * RUN, dtype=torch.float32)
-    tail: list[int] = []
-    for t in (x, out, dy):
-        steps = (0, 0, 0) if t is None else strides_of(t, plan.channel, shape)
-        assert steps is not None, "what comes from outside was checked, the rest is laid out like x"
-        tail += [_at(t), *(s * x.element_size() for s in steps)]
-
-    def block(counter: int, piece: int) -> bytes:
-        return _COLUMN.pack(
-            counter, tasks, piece, shape.channels, shape.length, _at(plan.valid.listed), _at(chunks.begins),
-            _at(chunks.counts), _at(parts), _at(scales), _at(table), _at(gains), _at(sums), _at(plan.valid.flags),
-            int(plan.per_sample), _at(room), *tail,
-        )  # fmt: skip
-
-    _code(_MODULES[shape.runs, kernel] + " " + kernel, x.dtype).run(block, threads, tasks)
-
-
-def _merged(
-    kernel: str,
-    tasks: int,
-    width: int,
-    parts: Tensor,
-    counts: Tensor,
-    out: Tensor,
-    *,
-    bounds: Tensor | None = None,
-    out_counts: Tensor | None = None,
-    depth: int = 1,
-    scales: Tensor | None = None,
-    epsilons: Tensor | None = None,
-    flag: Tensor | None = None,
-    eps: float = 0.0,
-    gains: Tensor | None = None,
-) -> None:
-    """Run a kernel of merges.py."""
-    threads = min(pool.threads_for(parts.numel()), tasks)
-
-    def block(counter: int, piece: int) -> bytes:
-        return _MERGE.pack(
-            counter, tasks, piece, width, _at(parts), _at(counts), _at(bounds), _at(out), _at(out_counts), depth,
-            _at(scales), _at(epsilons), _at(flag), eps, _at(gains),
-        )  # fmt: skip
-
-    _code(f"merges {kernel}").run(block, threads, tasks)
-
-
-def _moments(plan: Plan, x: Tensor, scales: Tensor | None) -> Tensor:
-    """Return (segments, 3, C): mean, remainder, Σ(x − mean)² of every channel."""
-    chunks, width = plan.valid.chunks, plan.shape.channels
-    parts = torch.empty(len(chunks.begins), 3, width, dtype=torch.float32)
-    _run(plan, "moments", x, parts=parts, scales=scales)
-    counts = chunks.counts
-    for bounds in chunks.levels:
-        results = len(bounds) - 1
-        joined = torch.empty(results, 3, width, dtype=torch.float32)
-        joined_counts = torch.empty(results, dtype=torch.int64)
-        tasks = results * -(-width // 16)
-        _merged("merge", tasks, width, parts, counts, joined, bounds=bounds, out_counts=joined_counts)
-        parts, counts = joined, joined_counts
-    return parts
-
-
-def _sums(plan: Plan, x: Tensor, dy: Tensor, table: Tensor) -> Tensor:
-    """Return (segments, 2, C): Σ dy and Σ dy·x̂ of every channel."""
-    chunks = plan.valid.chunks
-    parts = torch.empty(len(chunks.begins), 2, plan.shape.channels, dtype=torch.float32)
-    _run(plan, "sums", x, dy=dy, parts=parts, table=table)
-    return _folded(parts, chunks.levels)
-
-
-def _folded(parts: Tensor, levels: tuple[Tensor, ...]) -> Tensor:
-    """Add up the rows of each segment, level by level."""
-    width = parts.shape[1] * parts.shape[2]
-    for bounds in levels:
-        results = len(bounds) - 1
-        out = torch.empty(results, *parts.shape[1:], dtype=torch.float32)
-        _merged("fold", results * -(-width // 16), width, parts, parts, out, bounds=bounds)
-        parts = out
-    return parts
-
-
-def _statistics(plan: Plan, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the moments (segments, 3, C), and (segments, 4, C): mean, remainder, rstd, and what x is multiplied by."""
-    sizes, width = plan.valid.chunks.sizes, plan.shape.channels
-    segments = len(sizes)
-
-    def table_of(moments: Tensor, scales: Tensor | None, epsilons: Tensor | None) -> tuple[Tensor, bool]:
-        table, flag = torch.empty(segments, 4, width, dtype=torch.float32), torch.zeros(1, dtype=torch.float32)
-        _merged(
-            "statistics", segments, width, moments, sizes, table,
-            depth=plan.depth, scales=scales, epsilons=epsilons, flag=flag, eps=eps,
-        )  # fmt: skip
-        return table, bool(flag)
-
-    moments = _moments(plan, x, None)
-    table, extreme = table_of(moments, None, None)
+def _statistics(plan: Plan, x: Tensor, eps: float) -> _Statistics:
+    room, moments = joined_moments(plan, x, 0)
+    table, extreme = _table(plan, moments, eps, None, None)
     if extreme:
         scales = _scales(plan, x, table, eps)
         if bool((scales != 1).any()):
-            moments = _moments(plan, x, scales)
-            table, _ = table_of(moments, scales, rescaled_epsilon(eps, scales))
-    return moments, table
+            room, moments = joined_moments(plan, x, scales.data_ptr())
+            table, _ = _table(plan, moments, eps, scales, rescaled_epsilon(eps, scales))
+            return _Statistics(room, moments, table, scales)
+    return _Statistics(room, moments, table, None)
+
+
+def _table(plan: Plan, moments: int, eps: float, scales: Tensor | None, epsilons: Tensor | None) -> tuple[Tensor, bool]:
+    """Return the table of statistics, and whether something in it left its range."""
+    segments, width, flag = plan.segments, plan.shape.channels, ctypes.c_float()
+    table = torch.empty(segments, 4, width, dtype=torch.float32)
+    merged(
+        "statistics", segments, width, moments, plan.valid.chunks.sizes.data_ptr(), table.data_ptr(),
+        work=segments * 3 * width, depth=plan.depth, scales=at(scales), epsilons=at(epsilons),
+        flag=ctypes.addressof(flag), eps=eps,
+    )  # fmt: skip
+    return table, flag.value != 0
 
 
 def _scales(plan: Plan, x: Tensor, table: Tensor, eps: float) -> Tensor:
@@ -226,21 +85,26 @@ def _scales(plan: Plan, x: Tensor, table: Tensor, eps: float) -> Tensor:
     return torch.where(inside, torch.ones_like(groups), scale.expand_as(groups)).reshape(len(table), -1)
 
 
-def gains_of(weight: Tensor | None, bias: Tensor | None, channels: int) -> Tensor:
-    """Return γ and β in float32, (2, C)."""
-    gains = torch.empty(2, channels, dtype=torch.float32)
-    with torch.no_grad():
-        gains[0] = 1.0 if weight is None else weight.reshape(-1)
-        gains[1] = 0.0 if bias is None else bias.reshape(-1)
-    return gains
+@lru_cache(maxsize=16)
+def _resting(value: float, channels: int) -> Tensor:
+    return torch.full((channels,), value, dtype=torch.float32, device="cpu")
 
 
-def plan_of(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor | None) -> Plan:
-    """Return how to compute a call."""
-    shape = shape_of(x, channel, per_sample)
-    assert shape is not None, "refuses() let through what has no layout"
-    valid = valid_positions(x, channel, shape, mask, per_sample)
-    return Plan(channel, shape, valid, per_sample, shape.channels // groups)
+def _row(p: Tensor | None, resting: float, channels: int) -> Tensor:
+    """Return a parameter of one value a channel in float32, in place where it can be."""
+    if p is None:
+        return _resting(resting, channels)
+    if p.dtype == torch.float32 and p.is_contiguous():
+        return p
+    return p.detach().reshape(-1).float().contiguous()
+
+
+def _applied(plan: Plan, x: Tensor, table: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return x̂·γ + β, laid out as the plan says."""
+    channels, y = plan.shape.channels, fresh_like(x, plan.channel, plan.shape)
+    w, b = _row(weight, 1.0, channels), _row(bias, 0.0, channels)
+    run(plan, "apply", x, out=y, table=table.data_ptr(), weight=w.data_ptr(), bias=b.data_ptr())
+    return y
 
 
 def forward(
@@ -253,29 +117,49 @@ def forward(
     per_sample: bool,
     eps: float,
     mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Plan, Callable[[], Moments]]:
-    """Return y, the table of statistics, the plan, and what returns the moments of every segment and channel."""
+) -> tuple[Tensor, Tensor, Plan, Found]:
+    """Return y, the table of statistics, the plan, and the moments of every segment and channel."""
     plan = plan_of(x, channel, groups, per_sample, mask)
-    moments, table = _statistics(plan, x, eps)
-    y = fresh_like(x, plan.channel, plan.shape)
-    _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
-    return y, table, plan, lambda: _as_moments(moments, table[:, 3], plan)
+    found = _statistics(plan, x, eps)
+    y = _applied(plan, x, found.table, weight, bias)
+    moments = partial(_as_moments, found.room, found.scales, plan)
+    return y, found.table, plan, Found(moments, partial(_move, found, plan))
 
 
-def _as_moments(moments: Tensor, scales: Tensor, plan: Plan) -> Moments:
-    """Return them without an axis of segments where all samples share one."""
-    mean, remainder, square = moments.unbind(1)
-    count = plan.valid.chunks.sizes.unsqueeze(1).expand_as(mean).clone()  # the sizes are kept for other calls
-    if bool((scales != 1).any()):  # in float64, which holds the squares that float32 could not
+def _move(found: _Statistics, plan: Plan, mean: Tensor, var: Tensor, momentum: float) -> bool:
+    if found.scales is not None or not (_movable(mean) and _movable(var)) or mean.data_ptr() == var.data_ptr():
+        return False
+    remembered(found.moments, plan.counted, mean, var, momentum)
+    increment_version((mean, var))
+    return True
+
+
+def _movable(t: Tensor) -> bool:
+    """Say whether a kernel may write what an operator would."""
+    return type(t) is Tensor and t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_inference()
+
+
+def _as_moments(room: Tensor, scales: Tensor | None, plan: Plan) -> Moments:
+    """Return what lies at the end of ``room``, without an axis of segments where all samples share one."""
+    segments, channels = plan.segments, plan.shape.channels
+    moments = room[len(room) - segments * 3 * channels :].view(segments, 3, channels)
+    sizes = plan.valid.chunks.sizes  # kept for other calls, therefore copied
+    if plan.per_sample:
+        sizes = sizes.unsqueeze(1)
+    else:
+        moments, scales = moments[0], None if scales is None else scales[0]
+    mean, remainder, square = moments.unbind(-2)
+    count = sizes.expand_as(mean).clone()
+    if scales is not None:  # in float64, which holds the squares that float32 could not
         mean, remainder, square = mean.double() / scales, remainder.double() / scales, square / scales.double() ** 2
-    found = (count, mean, square, remainder)
-    return Moments(*found) if plan.per_sample else Moments(*(t[0] for t in found))
+    return Moments(count, mean, square, remainder)
 
 
 def moments(x: Tensor, *, channel: int, per_sample: bool, mask: Tensor | None) -> Moments:
     """Return the moments of every channel, or sample and channel; what leaves float32's range is inf."""
     plan = plan_of(x, channel, x.shape[channel], per_sample, mask)
-    return _as_moments(_moments(plan, x, None), torch.ones(()), plan)
+    room, _ = joined_moments(plan, x, 0)
+    return _as_moments(room, None, plan)
 
 
 def backward(
@@ -293,19 +177,31 @@ def backward(
     ``total`` turns sums over these values into means over all that share the statistics, where others hold some.
     """
     dy, channels = laid_like(dy, x, plan.channel, plan.shape), plan.shape.channels
-    sums, dx, dw, db = _sums(plan, x, dy, table), None, None, None
+    sums, dx, dw, db = joined_sums(plan, x, dy, table.data_ptr()), None, None, None
     if wanted[0]:
-        gains = gains_of(weight, None, channels)
+        w = _row(weight, 1.0, channels)
         if total is None:
-            means, sizes = torch.empty_like(sums), plan.valid.chunks.sizes
-            _merged("weigh", len(sums), channels, sums, sizes, means, depth=plan.depth, gains=gains)
+            means, segments = torch.empty_like(sums), plan.segments
+            merged(
+                "weigh", segments, channels, sums.data_ptr(), plan.valid.chunks.sizes.data_ptr(), means.data_ptr(),
+                work=segments * 2 * channels, depth=plan.depth, weight=w.data_ptr(),
+            )  # fmt: skip
         else:
-            means = total(sums) * gains[0]
+            means = total(sums) * w.detach().view(-1)
         dx = fresh_like(x, plan.channel, plan.shape)
-        _run(plan, "gradient", x, out=dx, dy=dy, table=table, gains=gains, sums=means)
+        run(plan, "gradient", x, out=dx, dy=dy, table=table.data_ptr(), weight=w.data_ptr(), sums=means.data_ptr())
     if wanted[1] or wanted[2]:
-        db, dw = _folded(sums, even_chunks(len(sums), 1, 1, True).levels)[0]
+        db, dw = _over_segments(sums)
     return dx, dw if wanted[1] else None, db if wanted[2] else None
+
+
+def _over_segments(sums: Tensor) -> Tensor:
+    """Add up (segments, 2, C), level by level."""
+    for bounds in even_chunks(len(sums), 1, 1, True).levels:
+        out = torch.empty(len(bounds) - 1, *sums.shape[1:], dtype=torch.float32)
+        folded(sums.data_ptr(), out.data_ptr(), bounds, len(sums), len(out), 2 * sums.shape[2])
+        sums = out
+    return sums[0]
 
 
 def apply(
@@ -319,9 +215,7 @@ def apply(
 ) -> tuple[Tensor, Plan]:
     """Normalise with statistics given as a table (1, 4, C)."""
     plan = plan_of(x, channel, x.shape[channel], False, mask)
-    y = fresh_like(x, plan.channel, plan.shape)
-    _run(plan, "apply", x, out=y, table=table, gains=gains_of(weight, bias, plan.shape.channels))
-    return y, plan
+    return _applied(plan, x, table, weight, bias), plan
 
 
 def apply_backward(
@@ -336,11 +230,11 @@ def apply_backward(
     """As `backward`, of statistics that x did not make."""
     dy, dx, dw, db = laid_like(dy, x, plan.channel, plan.shape), None, None, None
     if wanted[0]:  # dy·rstd·γ: what the forward does to a mean of 0
-        dx, plain = fresh_like(x, plan.channel, plan.shape), table.clone()
+        plain = table.clone()
         plain[:, :2] = 0.0
-        _run(plan, "apply", dy, out=dx, table=plain, gains=gains_of(weight, None, plan.shape.channels))
+        dx = _applied(plan, dy, plain, weight, None)
     if wanted[1] or wanted[2]:
-        db, dw = _sums(plan, x, dy, table)[0]
+        db, dw = joined_sums(plan, x, dy, table.data_ptr())[0]
     return dx, dw if wanted[1] else None, db if wanted[2] else None
 
 

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
+from normkit.kernels.cpu.pairs import first_of_two, second_of_two
 from normkit.kernels.cpu.simd import (
     add,
     bits_of,
@@ -72,8 +73,8 @@ def sum_of(x: Any, n: Any, scale: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            p, q = fma(load(a, X), k, p), fma(load(a + 16 * e, X), k, q)
-            r, s = fma(load(b, X), k, r), fma(load(b + 16 * e, X), k, s)
+            p, q = fma(first_of_two(a, X), k, p), fma(second_of_two(a, X), k, q)
+            r, s = fma(first_of_two(b, X), k, r), fma(second_of_two(b, X), k, s)
             j += 64
         while j < end:
             # The last vectors go where the unrolled loop would have put them.
@@ -93,7 +94,7 @@ def sum_squares(x: Any, n: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            u, v, w, z = load(a, X), load(a + 16 * e, X), load(b, X), load(b + 16 * e, X)
+            u, v, w, z = first_of_two(a, X), second_of_two(a, X), first_of_two(b, X), second_of_two(b, X)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             j += 64
         while j < end:
@@ -130,8 +131,8 @@ def sums_about(x: Any, n: Any, mean: Any, scale: Any, X: Any) -> Any:
         full = j + (end - j) // 64 * 64
         while j < full:
             a, b = x + j * e, x + (j + 32) * e
-            u, v = fma(load(a, X), k, c), fma(load(a + 16 * e, X), k, c)
-            w, z = fma(load(b, X), k, c), fma(load(b + 16 * e, X), k, c)
+            u, v = fma(first_of_two(a, X), k, c), fma(second_of_two(a, X), k, c)
+            w, z = fma(first_of_two(b, X), k, c), fma(second_of_two(b, X), k, c)
             p, q, r, s = fma(u, u, p), fma(v, v, q), fma(w, w, r), fma(z, z, s)
             f, g, h, i = add(f, u), add(g, v), add(h, w), add(i, z)
             j += 64

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normkit.kernels.column_layout import Shape, flags_of, fresh_like, laid_like, shape_of, strides_of
+from normkit.kernels.contract import Found
 from normkit.kernels.gpu import chunks, column_settings, column_sums, columns
 from normkit.kernels.gpu import moments as statistics
 from normkit.kernels.gpu.column_settings import Setting
@@ -226,11 +227,12 @@ def forward(
     per_sample: bool,
     eps: float,
     mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Plan, Callable[[], Moments]]:
-    """Return y, the table of statistics, the plan, and what returns the moments behind them, in float64."""
+) -> tuple[Tensor, Tensor, Plan, Found]:
+    """Return y, the table of statistics, the plan, and the moments behind them, in float64."""
     plan = plan_of(x, channel, groups, per_sample, mask)
     table, squares = _statistics(plan, x, eps)
-    return _apply(plan, x, table, weight, bias), table, plan, lambda: _as_moments(table, squares, plan, torch.float64)
+    found = Found(lambda: _as_moments(table, squares, plan, torch.float64))
+    return _apply(plan, x, table, weight, bias), table, plan, found
 
 
 def _as_moments(table: Tensor, squares: Tensor, plan: Plan, dtype: torch.dtype) -> Moments:
