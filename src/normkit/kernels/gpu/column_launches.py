@@ -102,6 +102,7 @@ def _over_chunks(layout: Layout, setting: Setting) -> tuple[tuple[int, int, int]
     """Return the grid and the constants of kernels that sum chunks."""
     across = -(-layout.groups // (setting.c // setting.d)) * setting.blocks
     constants: dict[str, Any] = {"K": setting.k, "C": setting.c, "D": setting.d, "BLOCKS": setting.blocks}
+    constants |= {"WHOLE": layout.depth % setting.d == 0}
     return (across * setting.bound * layout.segments, 1, 1), constants | layout.kinds()
 
 
@@ -132,6 +133,7 @@ def _by_element(layout: Layout, kernel: Any, **options: bool) -> Launch:
     k, c = column_settings.apply_tile(shape, layout.per_sample, column_settings.APPLY_TILE)
     along = -(-shape.length // k) * shape.samples if layout.per_sample else -(-shape.positions // k)
     constants: dict[str, Any] = {"K": k, "C": c, "MASKED": layout.masked, "PER": layout.per_sample}
+    constants |= {"RUNS": shape.runs}
     run = _launcher(kernel, column_settings.APPLY_WARPS, **constants, **options)
     numbers = (shape.length, shape.positions, shape.channels, layout.groups, layout.depth)
     return Launch(run, (along * -(-shape.channels // c), 1, 1), numbers)
