@@ -16,6 +16,7 @@ import torch
 
 import normkit as nk
 from normkit.kernels.gpu import resources, row_backward, rows
+from normkit.kernels.gpu.launch import clusters_on
 from normkit.kernels.gpu.resources import Resources
 from normkit.kernels.gpu.settings import backward_setting, forward_setting
 
@@ -33,7 +34,7 @@ class Line:
     width: int
     used: Resources
     moved: float  # bytes over those that must move
-    tile: int  # bytes that a program asks for at once
+    tile: float  # bytes that a program asks for at once on one multiprocessor
 
     @property
     def resident(self) -> int:
@@ -65,26 +66,32 @@ def backward_call(width: int, dtype: torch.dtype, spec: nk.NormSpec) -> Callable
     return lambda: row_backward.backward(x, spec, w, b, x, kept, axes=(1,), wanted=wanted)
 
 
+def design(phase: str, width: int, dtype: torch.dtype, spec: nk.NormSpec) -> tuple[float, float]:
+    """Return the bytes that a pass moves, over those that must move, and those that a multiprocessor asks for at once.
+
+    Where a cluster holds a row, that is a program's tile over the multiprocessors that share it.
+    """
+    forward, size, clusters = phase == "forward", dtype.itemsize, clusters_on(torch.device("cpu"))
+    setting = forward_setting(width, clusters) if forward else backward_setting(width, True, clusters)
+    row, kept, held = width * size, 4 * (4 if spec.centered else 2), setting.block >= width
+    if forward:
+        chunks = 0 if held else -(-width // setting.block) * 16
+        moved = ((2 if held else 3) * row + kept + 2 * chunks) / (2 * row)
+    else:
+        moved = ((3 if held else 5) * row + kept * (1 if held else 2) + (0 if held else 16)) / (3 * row)
+    tile = setting.rows * min(setting.block, width) * size / setting.ctas
+    return moved, tile if forward else 2 * tile
+
+
 def lines(dtype: torch.dtype, capability: int, widths: tuple[int, ...] = WIDTHS) -> Iterator[Line]:
     """Yield every kernel at every width, with the bytes that its operator's design moves."""
-    size = dtype.itemsize
     for norm, spec in (("rms", nk.TORCH_RMS_NORM), ("layer", nk.TORCH_LAYER_NORM)):
-        kept = 4 * (4 if spec.centered else 2)
         for width in widths:
-            setting, row = forward_setting(width), width * size
-            held = setting.block >= width
-            chunks = 0 if held else -(-width // setting.block) * 16
-            moved = ((2 if held else 3) * row + kept + 2 * chunks) / (2 * row)
-            for used in resources.of(forward_call(width, dtype, spec), capability):
-                yield Line(norm, "forward", width, used, moved, setting.rows * min(setting.block, width) * size)
-            setting = backward_setting(width, trained=True)
-            held = setting.block >= width
-            moved = ((3 if held else 5) * row + kept * (1 if held else 2) + (0 if held else 16)) / (3 * row)
-            for used in resources.of(backward_call(width, dtype, spec), capability):
-                if used.kernel != "fold_partials":
-                    yield Line(
-                        norm, "backward", width, used, moved, 2 * setting.rows * min(setting.block, width) * size
-                    )
+            for phase, call in (("forward", forward_call), ("backward", backward_call)):
+                moved, tile = design(phase, width, dtype, spec)
+                for used in resources.of(call(width, dtype, spec), capability):
+                    if used.kernel != "fold_partials":
+                        yield Line(norm, phase, width, used, moved, tile)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +11,7 @@ from torch import Tensor
 from normkit.kernels import layout
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Samples × positions × channels, and whether positions lie side by side (else channels do)."""
 
     samples: int
@@ -40,9 +40,16 @@ def shape_of(x: Tensor, channel: int, per_sample: bool) -> Shape | None:
 
 def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | None:
     """Return the strides of sample, position and channel, or None where ``t`` does not lie as ``shape`` says."""
-    axes = [a for a in range(1, t.dim()) if a != channel and t.shape[a] > 1]
-    sample, across = t.stride(0), t.stride(channel)
-    step = layout.row_stride(t, axes) if axes else sample
+    return _strides(t.shape, t.stride(), channel, shape)
+
+
+@lru_cache(maxsize=4096)  # a call asks up to seven times, 2.5 µs each
+def _strides(
+    sizes: tuple[int, ...], strides: tuple[int, ...], channel: int, shape: Shape
+) -> tuple[int, int, int] | None:
+    axes = [a for a in range(1, len(sizes)) if a != channel and sizes[a] > 1]
+    sample, across = strides[0], strides[channel]
+    step = layout.stride_along(sizes, strides, axes) if axes else sample
     if step is None:
         return None
     # The stride of an axis of size 1 means nothing: it is what makes the others regular.

@@ -40,16 +40,21 @@ def fold(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> Fold | None:
 
 def row_stride(x: Tensor, axes: Sequence[int]) -> int | None:
     """Return the element stride along the row that ``axes`` form in ``x``, or None if they form no single row."""
+    return stride_along(x.shape, x.stride(), axes)
+
+
+def stride_along(sizes: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> int | None:
+    """As `row_stride`, of what has these sizes and strides."""
     stride: int | None = None
     expected = 0
     for axis in reversed(axes):
-        if x.shape[axis] == 1:
+        if sizes[axis] == 1:
             continue
         if stride is None:
-            stride = x.stride(axis)
-            expected = stride * x.shape[axis]
-        elif x.stride(axis) == expected:
-            expected *= x.shape[axis]
+            stride = strides[axis]
+            expected = stride * sizes[axis]
+        elif strides[axis] == expected:
+            expected *= sizes[axis]
         else:
             return None
     return 1 if stride is None else stride

@@ -223,12 +223,10 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that the kernels which run are added to."""
     ran: list[str] = []
     if INTERPRETED:
-        from normkit.kernels.gpu import positions as gpu
+        from normkit.kernels.gpu.launch import Launcher
 
-        launcher = gpu._launcher
-        monkeypatch.setattr(
-            gpu, "_launcher", lambda kernel, *a, **kw: (ran.append(kernel.__name__), launcher(kernel, *a, **kw))[1]
-        )
+        launch = Launcher.launch
+        monkeypatch.setattr(Launcher, "launch", lambda self, *a: (ran.append(self.kernel.__name__), launch(self, *a)))
     else:
         from normkit.kernels.cpu import column_launch, positions
 

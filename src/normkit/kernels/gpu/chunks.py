@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit
 def list_valid(flags, ranks, listed, total, B: tl.constexpr):
     """Write the numbers of valid positions one after the other; ranks counts them up to and including each."""
     p = tl.program_id(0) * B + tl.arange(0, B)
@@ -54,12 +54,24 @@ def channels_of(
     C: tl.constexpr,
     D: tl.constexpr,
     BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> tl.tensor:
-    """(channel, which of them exist) of the C columns of a tile: C / D groups, or one of BLOCKS pieces of a group."""
+    """(channel, group, which exist) of the C columns of a tile: C / D groups, or one of BLOCKS pieces of a group.
+
+    WHOLE says that every column has a channel. Then the compiler can tell that they lie side by side: of a depth that
+    is no multiple of 16 it could not, and loaded one element at a time.
+    """
     j = tl.arange(0, C)
-    group = block // BLOCKS * (C // D) + j // D
-    within = block % BLOCKS * D + j % D
-    return group * depth + within, (group < groups) & (within < depth)
+    if WHOLE:
+        channel = block * C + j
+        group = channel // (D * BLOCKS)
+        column = channel < groups * (D * BLOCKS)
+    else:
+        group = block // BLOCKS * (C // D) + j // D
+        within = block % BLOCKS * D + j % D
+        channel = group * depth + within
+        column = (group < groups) & (within < depth)
+    return channel, group, column
 
 
 @triton.jit

@@ -15,12 +15,12 @@ from normkit.kernels.gpu.columns import statistics_at
 from normkit.kernels.gpu.sums import down, halved, over_groups
 
 
-@triton.jit(do_not_specialize=["total", "bound"])
+@triton.jit(do_not_specialize=["bound"])
 def chunk_sums(
     x, dy, w, listed, ranks, table, per_channel, per_group, length, total, groups, depth, bound, limit,
     x0, x1, x2, g0, g1, g2,
-    K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, PER: tl.constexpr,
-    HAS_W: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr,
+    LISTED: tl.constexpr, PER: tl.constexpr, HAS_W: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The sums of one chunk and C columns: of channels, (segments, bound, 2, channels), and times γ of groups.
 
@@ -35,8 +35,8 @@ def chunk_sums(
     first += chunk * size
     count = tl.minimum(count - chunk * size, size)
     if count > 0:
-        channel, column = channels_of(block, groups, depth, C, D, BLOCKS)
-        mean, remainder, rstd, scale = statistics_at(table, s, channel // depth, groups, column)
+        channel, own, column = channels_of(block, groups, depth, C, D, BLOCKS, WHOLE)
+        mean, remainder, rstd, scale = statistics_at(table, s, own, groups, column)
         x_channels = x + channel.to(tl.int64)[None, :] * x2
         dy_channels = dy + channel.to(tl.int64)[None, :] * g2
         plain, weighted = tl.zeros([K, C], tl.float32), tl.zeros([K, C], tl.float32)

@@ -2,6 +2,9 @@
 
 A tile is K positions and C channels, either of which may lie side by side: strides say which. Where every sample has
 statistics of its own, a tile lies in one sample, so that a channel's statistics are read once a tile.
+
+Triton specialises on how many positions there are: of a number that may be no multiple of 16, p < total may part any
+piece of 16 bytes, and with positions side by side a batch norm loaded and stored one element at a time.
 """
 
 # Triton's language, which Python's types do not describe.
@@ -57,6 +60,12 @@ def _offsets(
 
 
 @triton.jit
+def _read(live: tl.tensor, valid: tl.tensor, RUNS: tl.constexpr) -> tl.tensor:
+    """The positions that are read. Where they lie side by side all are: a mask between them would part wide loads."""
+    return live if RUNS else valid
+
+
+@triton.jit
 def statistics_at(table: tl.tensor, s: tl.tensor, group: tl.tensor, groups: tl.tensor, live: tl.tensor) -> tl.tensor:
     """(mean, remainder, 1/√, scale) of channels that belong to ``group``."""
     at = table + s.to(tl.int64) * 4 * groups + group
@@ -65,17 +74,19 @@ def statistics_at(table: tl.tensor, s: tl.tensor, group: tl.tensor, groups: tl.t
     return mean, remainder, rstd, scale
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit
 def apply(
     x, w, b, y, flags, table, length, total, channels, groups, depth, x0, x1, x2, y0, y1, y2,
-    K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, RUNS: tl.constexpr,
+    HAS_W: tl.constexpr, HAS_B: tl.constexpr,
 ):  # fmt: skip
     """Y = x̂·γ + β, rounded once; 0 at positions that do not count, whatever x holds there."""
     s, p, live, valid, c = _place(flags, length, total, channels, K, C, MASKED, PER)
     column = c < channels
     mean, remainder, rstd, scale = statistics_at(table, s, c // depth, groups, column)
     inside = valid[:, None] & column[None, :]
-    v = tl.load(x + _offsets(p, c, length, x0, x1, x2), mask=inside, other=0.0).to(tl.float32)
+    read = _read(live, valid, RUNS)[:, None] & column[None, :]
+    v = tl.load(x + _offsets(p, c, length, x0, x1, x2), mask=read, other=0.0).to(tl.float32)
     v = value_of(v, mean[None, :], remainder[None, :], rstd[None, :], scale[None, :], True)
     gain, shift = mean, mean
     if HAS_W:
@@ -93,10 +104,11 @@ def apply(
     tl.store(at, v.to(y.dtype.element_ty), mask=live[:, None] & column[None, :])
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit
 def gradient(
     x, dy, w, dx, flags, table, means, length, total, channels, groups, depth, x0, x1, x2, g0, g1, g2, d0, d1, d2,
-    K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, HAS_W: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, PER: tl.constexpr, RUNS: tl.constexpr,
+    HAS_W: tl.constexpr,
 ):  # fmt: skip
     """Dx = rstd·(dy·γ − a − x̂·b), with a and b the means (segments, 2, groups) of dy·γ and dy·γ·x̂."""
     s, p, live, valid, c = _place(flags, length, total, channels, K, C, MASKED, PER)
@@ -105,8 +117,9 @@ def gradient(
     at = means + s.to(tl.int64) * 2 * groups + c // depth
     plain, weighted = tl.load(at, mask=column, other=0.0), tl.load(at + groups, mask=column, other=0.0)
     inside = valid[:, None] & column[None, :]
-    v = tl.load(x + _offsets(p, c, length, x0, x1, x2), mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(dy + _offsets(p, c, length, g0, g1, g2), mask=inside, other=0.0).to(tl.float32)
+    read = _read(live, valid, RUNS)[:, None] & column[None, :]
+    v = tl.load(x + _offsets(p, c, length, x0, x1, x2), mask=read, other=0.0).to(tl.float32)
+    g = tl.load(dy + _offsets(p, c, length, g0, g1, g2), mask=read, other=0.0).to(tl.float32)
     v = value_of(v, mean[None, :], remainder[None, :], rstd[None, :], scale[None, :], True)
     if HAS_W:
         g = g * tl.load(w + c, mask=column, other=0.0).to(tl.float32)[None, :]

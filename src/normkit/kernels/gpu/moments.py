@@ -84,10 +84,11 @@ def _peak(
     return tl.max(tl.reshape(tl.max(top, 0), [C // D, D]), 1)
 
 
-@triton.jit(do_not_specialize=["total", "bound"])
+@triton.jit(do_not_specialize=["bound"])
 def chunk_moments(
     x, listed, ranks, parts, length, total, groups, depth, bound, limit, eps, root_eps, x0, x1, x2,
-    K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, PER: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr,
+    LISTED: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     """The moments of one chunk and C columns, to parts (segments, bound, BLOCKS, 4, groups)."""
     blocks = tl.cdiv(groups, C // D) * BLOCKS
@@ -99,7 +100,7 @@ def chunk_moments(
     first += chunk * size
     count = tl.minimum(count - chunk * size, size)
     if count > 0:
-        channel, columns = channels_of(block, groups, depth, C, D, BLOCKS)
+        channel, _, columns = channels_of(block, groups, depth, C, D, BLOCKS, WHOLE)
         at = x + channel.to(tl.int64)[None, :] * x2
         width = tl.minimum(depth - block % BLOCKS * D, D)
         scale = tl.full([C // D], 1.0, tl.float32)

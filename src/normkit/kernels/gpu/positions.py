@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.kernels.column_layout import Shape, flags_of, fresh_like, laid_like, shape_of, strides_of
 from normkit.kernels.contract import Found
-from normkit.kernels.gpu import chunks, column_settings, column_sums, columns
-from normkit.kernels.gpu import moments as statistics
-from normkit.kernels.gpu.column_settings import Setting
-from normkit.kernels.gpu.launch import Launcher
+from normkit.kernels.gpu import column_launches as launches
+from normkit.kernels.gpu.column_launches import Layout
 from normkit.kernels.statistics import Moments
 
 
@@ -38,54 +35,28 @@ class Plan:
 
     Args:
         channel: the channel axis.
-        shape: how x lies.
+        layout: how x lies and what shares statistics.
         valid: which positions count; None for all.
-        per_sample: whether a sample's statistics are its own.
-        depth: channels that share a statistic.
     """
 
     channel: int
-    shape: Shape
+    layout: Layout
     valid: Valid | None
-    per_sample: bool
-    depth: int
-
-    @property
-    def segments(self) -> int:
-        """Return how many sets of positions have statistics."""
-        return self.shape.samples if self.per_sample else 1
-
-    @property
-    def groups(self) -> int:
-        """Return how many statistics a segment has."""
-        return self.shape.channels // self.depth
 
     def sizes(self, device: torch.device) -> Tensor:
         """Return the number of elements behind each segment's statistics, int64."""
+        layout, shape = self.layout, self.layout.shape
         if self.valid is None:
-            each = self.shape.length if self.per_sample else self.shape.positions
-            return torch.full((self.segments,), each * self.depth, dtype=torch.int64, device=device)
-        return self.valid.flags.view(self.segments, -1).sum(1) * self.depth
-
-
-_launchers: dict[Any, Launcher] = {}
-
-
-def _launcher(kernel: Any, warps: int, **constants: Any) -> Launcher:
-    key = (kernel, warps, *constants.values())
-    found = _launchers.get(key)
-    if found is None:
-        found = _launchers[key] = Launcher(kernel, constants, warps)
-    return found
+            each = shape.length if layout.per_sample else shape.positions
+            return torch.full((layout.segments,), each * layout.depth, dtype=torch.int64, device=device)
+        return self.valid.flags.view(layout.segments, -1).sum(1) * layout.depth
 
 
 def _valid(x: Tensor, channel: int, shape: Shape, mask: Tensor) -> Valid:
     flags = flags_of(x, channel, shape, mask).view(torch.uint8)
     ranks = flags.view(-1).cumsum(0, dtype=torch.int32)
     listed = torch.empty_like(ranks)
-    grid = (-(-shape.positions // column_settings.LISTED), 1, 1)
-    run = _launcher(chunks.list_valid, 4, B=column_settings.LISTED)
-    run(grid, (flags, ranks, listed, shape.positions), x.device)
+    launches.list_valid(shape.positions)((flags, ranks, listed))
     return Valid(flags, ranks, listed)
 
 
@@ -94,18 +65,18 @@ def plan_of(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor
     shape = shape_of(x, channel, per_sample)
     assert shape is not None, "refuses() let through what has no layout"
     valid = None if mask is None else _valid(x, channel, shape, mask)
-    return Plan(channel, shape, valid, per_sample, shape.channels // groups)
+    return Plan(channel, Layout(shape, shape.channels // groups, per_sample, valid is not None), valid)
 
 
 def _steps(plan: Plan, *tensors: Tensor) -> list[int]:
-    found = [strides_of(t, plan.channel, plan.shape) for t in tensors]
+    found = [strides_of(t, plan.channel, plan.layout.shape) for t in tensors]
     assert None not in found, "what comes from outside was checked, the rest is laid out like x"
     return [s for steps in found if steps is not None for s in steps]
 
 
 def _row(p: Tensor | None) -> Tensor | None:
     """Return a parameter of one value a channel as they lie side by side."""
-    return None if p is None else p.detach().reshape(-1).contiguous()
+    return None if p is None else p.contiguous()
 
 
 def _lists(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,107 +84,58 @@ def _lists(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
     return (x, x) if plan.valid is None else (plan.valid.listed, plan.valid.ranks)
 
 
-def _tiled(plan: Plan, setting: Setting) -> dict[str, Any]:
-    """Return the constants of kernels that sum chunks."""
-    constants: dict[str, Any] = {"K": setting.k, "C": setting.c, "D": setting.d, "BLOCKS": setting.blocks}
-    return constants | _kinds(plan)
-
-
-def _kinds(plan: Plan) -> dict[str, Any]:
-    return {"LISTED": plan.valid is not None, "PER": plan.per_sample}
-
-
-def _chunk_grid(plan: Plan, setting: Setting) -> tuple[int, int, int]:
-    across = -(-plan.groups // (setting.c // setting.d)) * setting.blocks
-    return across * setting.bound * plan.segments, 1, 1
-
-
 def _statistics(plan: Plan, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the table (segments, 4, groups) of mean, remainder, rstd and scale, and Σ(x − mean)² at that scale."""
-    shape, device = plan.shape, x.device
-    setting = column_settings.sums_setting(
-        shape, plan.depth, plan.per_sample, column_settings.MOMENTS_TILE, column_settings.MOMENTS_WARPS
-    )
-    segments, groups = plan.segments, plan.groups
+    layout, device = plan.layout, x.device
+    setting, segments, groups = launches.moments_setting(layout), layout.segments, layout.groups
     parts = torch.empty(segments, setting.bound, setting.blocks, 4, groups, dtype=torch.float32, device=device)
     listed, ranks = _lists(plan, x)
-    sizes = [shape.length, shape.positions, groups, plan.depth, setting.bound, setting.limit, eps, math.sqrt(eps)]
-    run = _launcher(statistics.chunk_moments, setting.warps, **_tiled(plan, setting))
-    run(_chunk_grid(plan, setting), [x, listed, ranks, parts, *sizes, *_steps(plan, x)], device)
+    launches.chunk_moments(layout)((x, listed, ranks, parts), eps, math.sqrt(eps), *_steps(plan, x))
     table = torch.empty(segments, 4, groups, dtype=torch.float32, device=device)
     squares = torch.empty(segments, groups, dtype=torch.float32, device=device)
-    p = setting.parts
-    g = max(1, min(column_settings.JOINED // p, column_settings.power_of_two(groups)))
-    constants: dict[str, Any] = {"K": setting.k, "D": setting.d, "BLOCKS": setting.blocks, "P": p, "G": g}
-    run = _launcher(statistics.join_moments, 4, **constants, **_kinds(plan))
-    run((-(-groups // g) * segments, 1, 1), [parts, ranks, table, squares, *sizes], device)
+    launches.join_moments(layout)((parts, ranks, table, squares), eps, math.sqrt(eps))
     return table, squares
 
 
 def _apply(plan: Plan, x: Tensor, table: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x̂·γ + β, laid out as the plan says."""
-    shape, y = plan.shape, fresh_like(x, plan.channel, plan.shape)
-    weight, bias = _row(weight), _row(bias)
-    grid, constants = _tiles(plan, column_settings.APPLY_TILE)
-    constants |= {"HAS_W": weight is not None, "HAS_B": bias is not None}
-    run = _launcher(columns.apply, column_settings.APPLY_WARPS, **constants)
+    y, weight, bias = fresh_like(x, plan.channel, plan.layout.shape), _row(weight), _row(bias)
     given = [x if t is None else t for t in (weight, bias)]
     flags = x if plan.valid is None else plan.valid.flags
-    sizes = [shape.length, shape.positions, shape.channels, plan.groups, plan.depth]
-    run(grid, [x, *given, y, flags, table, *sizes, *_steps(plan, x, y)], x.device)
+    run = launches.apply(plan.layout, weight is not None, bias is not None)
+    run((x, *given, y, flags, table), *_steps(plan, x, y))
     return y
 
 
-def _tiles(plan: Plan, elements: int) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Return the grid and the constants of kernels that write element by element."""
-    shape = plan.shape
-    k, c = column_settings.apply_tile(shape, plan.per_sample, elements)
-    along = -(-shape.length // k) * shape.samples if plan.per_sample else -(-shape.positions // k)
-    constants: dict[str, Any] = {"K": k, "C": c, "MASKED": plan.valid is not None, "PER": plan.per_sample}
-    return (along * -(-shape.channels // c), 1, 1), constants
-
-
 def _chunk_sums(
-    plan: Plan, setting: Setting, x: Tensor, dy: Tensor, weight: Tensor | None, table: Tensor, each: bool, joint: bool
+    plan: Plan, x: Tensor, dy: Tensor, weight: Tensor | None, table: Tensor, each: bool, joint: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the chunks' sums of each channel and of groups, either of them only where wanted."""
-    shape, device = plan.shape, x.device
-    rows = plan.segments * setting.bound
-    per_channel = torch.empty(rows if each else 0, 2, shape.channels, dtype=torch.float32, device=device)
-    per_group = torch.empty(rows * setting.blocks if joint else 0, 2, plan.groups, dtype=torch.float32, device=device)
-    constants = _tiled(plan, setting) | {"HAS_W": weight is not None and joint, "CHANNELS": each, "GROUPS": joint}
-    run = _launcher(column_sums.chunk_sums, setting.warps, **constants)
-    listed, ranks = _lists(plan, x)
-    sizes = [shape.length, shape.positions, plan.groups, plan.depth, setting.bound, setting.limit]
-    given = [x, dy, x if weight is None else weight, listed, ranks, table, per_channel, per_group]
-    run(_chunk_grid(plan, setting), [*given, *sizes, *_steps(plan, x, dy)], device)
+    layout, device = plan.layout, x.device
+    setting = launches.gradient_setting(layout)
+    rows, channels = layout.segments * setting.bound, layout.shape.channels
+    per_channel = torch.empty(rows if each else 0, 2, channels, dtype=torch.float32, device=device)
+    joined = rows * setting.blocks if joint else 0
+    per_group = torch.empty(joined, 2, layout.groups, dtype=torch.float32, device=device)
+    given = (x, dy, x if weight is None else weight, *_lists(plan, x), table, per_channel, per_group)
+    launches.chunk_sums(layout, weight is not None, each, joint)(given, *_steps(plan, x, dy))
     return per_channel, per_group
 
 
-def _means(plan: Plan, setting: Setting, x: Tensor, parts: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+def _means(plan: Plan, x: Tensor, parts: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return each segment's sums and means (segments, 2, groups); ``weight`` is γ where the parts lack it."""
-    width, blocks = 2 * plan.groups, setting.blocks
-    sums = torch.empty(plan.segments, 2, plan.groups, dtype=torch.float32, device=x.device)
-    means, p = torch.empty_like(sums), setting.parts
-    g = max(1, min(column_settings.SUMMED // p, column_settings.power_of_two(width)))
-    constants: dict[str, Any] = {"K": setting.k, "BLOCKS": blocks, "P": p, "G": g}
-    run = _launcher(column_sums.join_means, 4, **constants, **_kinds(plan), WEIGH=weight is not None)
-    sizes = [plan.shape.length, plan.shape.positions, plan.groups, plan.depth, setting.bound, setting.limit]
-    given = [parts, _lists(plan, x)[1], x if weight is None else weight, sums, means]
-    run((-(-width // g) * plan.segments, 1, 1), [*given, *sizes], x.device)
+    layout = plan.layout
+    sums = torch.empty(layout.segments, 2, layout.groups, dtype=torch.float32, device=x.device)
+    means, ranks = torch.empty_like(sums), _lists(plan, x)[1]
+    run = launches.join_means(layout, weight is not None)
+    run((parts, ranks, x if weight is None else weight, sums, means))
     return sums, means
 
 
-def _over_segments(plan: Plan, setting: Setting, x: Tensor, parts: Tensor) -> Tensor:
+def _over_segments(plan: Plan, x: Tensor, parts: Tensor) -> Tensor:
     """Return the sums (2, channels) over the chunks of all segments."""
-    width = 2 * plan.shape.channels
-    sums = torch.empty(2, plan.shape.channels, dtype=torch.float32, device=x.device)
-    segments, p = column_settings.SEGMENTS, column_settings.power_of_two(setting.bound)
-    r = max(1, min(segments, 1024 // p))
-    g = max(1, min(column_settings.SUMMED // (p * r), column_settings.power_of_two(width)))
-    run = _launcher(column_sums.join_channels, 8, K=setting.k, P=p, R=r, S=segments, G=g, **_kinds(plan))
-    sizes = [plan.segments, plan.shape.length, plan.shape.positions, width, setting.bound, setting.limit]
-    run((-(-width // g), 1, 1), [parts, _lists(plan, x)[1], sums, *sizes], x.device)
+    sums = torch.empty(2, plan.layout.shape.channels, dtype=torch.float32, device=x.device)
+    launches.join_channels(plan.layout)((parts, _lists(plan, x)[1], sums))
     return sums
 
 
@@ -240,19 +162,13 @@ def _as_moments(table: Tensor, squares: Tensor, plan: Plan, dtype: torch.dtype) 
     mean, remainder, _, scale = table.double().unbind(1)
     count = plan.sizes(table.device).unsqueeze(1).expand_as(mean).clone()
     found = (count, *(t.to(dtype) for t in (mean / scale, squares.double() / scale**2, remainder / scale)))
-    return Moments(*found) if plan.per_sample else Moments(*(t[0] for t in found))
+    return Moments(*found) if plan.layout.per_sample else Moments(*(t[0] for t in found))
 
 
 def moments(x: Tensor, *, channel: int, per_sample: bool, mask: Tensor | None) -> Moments:
     """Return the moments of every channel, or sample and channel, in float32; a sum beyond its range is inf."""
     plan = plan_of(x, channel, x.shape[channel], per_sample, mask)
     return _as_moments(*_statistics(plan, x, 1.0), plan, torch.float32)
-
-
-def _backward_setting(plan: Plan) -> Setting:
-    return column_settings.sums_setting(
-        plan.shape, plan.depth, plan.per_sample, column_settings.GRADIENT_TILE, column_settings.GRADIENT_WARPS
-    )
 
 
 def backward(
@@ -269,31 +185,28 @@ def backward(
 
     ``total`` turns sums over these values into means over all that share the statistics, where others hold some.
     """
-    dy, weight = laid_like(dy, x, plan.channel, plan.shape), _row(weight)
-    setting, alone = _backward_setting(plan), plan.depth == 1
+    layout, weight = plan.layout, _row(weight)
+    dy, alone = laid_like(dy, x, plan.channel, layout.shape), layout.depth == 1
     each, dx, dw, db = alone or wanted[1] or wanted[2], None, None, None
     joint = wanted[0] and not alone
-    per_channel, per_group = _chunk_sums(plan, setting, x, dy, weight, table, each, joint)
+    per_channel, per_group = _chunk_sums(plan, x, dy, weight, table, each, joint)
     sums = None
     if wanted[0]:
-        sums, means = _means(plan, setting, x, per_channel if alone else per_group, weight if alone else None)
+        sums, means = _means(plan, x, per_channel if alone else per_group, weight if alone else None)
         if total is not None:
-            means = total(sums) * (1.0 if weight is None else weight)
+            means = total(sums) * (1.0 if weight is None else weight.reshape(-1))
         dx = _gradient(plan, x, dy, weight, table, means)
     if wanted[1] or wanted[2]:
-        single = sums is not None and alone and plan.segments == 1
-        db, dw = sums[0] if sums is not None and single else _over_segments(plan, setting, x, per_channel)
+        single = sums is not None and alone and layout.segments == 1
+        db, dw = sums[0] if sums is not None and single else _over_segments(plan, x, per_channel)
     return dx, dw if wanted[1] else None, db if wanted[2] else None
 
 
 def _gradient(plan: Plan, x: Tensor, dy: Tensor, weight: Tensor | None, table: Tensor, means: Tensor) -> Tensor:
-    shape, dx = plan.shape, fresh_like(x, plan.channel, plan.shape)
-    grid, constants = _tiles(plan, column_settings.APPLY_TILE)
-    run = _launcher(columns.gradient, column_settings.APPLY_WARPS, **constants, HAS_W=weight is not None)
+    dx = fresh_like(x, plan.channel, plan.layout.shape)
     flags = x if plan.valid is None else plan.valid.flags
-    sizes = [shape.length, shape.positions, shape.channels, plan.groups, plan.depth]
-    given = [x, dy, x if weight is None else weight, dx, flags, table, means]
-    run(grid, [*given, *sizes, *_steps(plan, x, dy, dx)], x.device)
+    given = (x, dy, x if weight is None else weight, dx, flags, table, means)
+    launches.gradient(plan.layout, weight is not None)(given, *_steps(plan, x, dy, dx))
     return dx
 
 
@@ -321,13 +234,12 @@ def apply_backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As `backward`, of statistics that x did not make."""
-    dy, dx, dw, db = laid_like(dy, x, plan.channel, plan.shape), None, None, None
+    dy, dx, dw, db = laid_like(dy, x, plan.channel, plan.layout.shape), None, None, None
     if wanted[0]:  # dy·rstd·γ: what the forward does to a mean of 0
         plain = table.clone()
         plain[:, :2] = 0.0
         dx = _apply(plan, dy, plain, weight, None)
     if wanted[1] or wanted[2]:
-        setting = _backward_setting(plan)
-        per_channel, _ = _chunk_sums(plan, setting, x, dy, None, table, True, False)
-        db, dw = _over_segments(plan, setting, x, per_channel)
+        per_channel, _ = _chunk_sums(plan, x, dy, None, table, True, False)
+        db, dw = _over_segments(plan, x, per_channel)
     return dx, dw if wanted[1] else None, db if wanted[2] else None

@@ -42,6 +42,8 @@ _NAMES = {
     torch.uint8: "u8",
 }
 
+_REDUCTION = re.compile(r'"tt\.reduce"\(.*?axis = (\d+).*?\(\{(.*?)\}\).*?: \(tensor<([0-9x]+)x', re.DOTALL)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -67,6 +69,7 @@ class Resources:
         local_bytes: of a thread: what spilled, or an array that found no registers.
         stack_bytes: of a thread.
         ptx: the program.
+        ttgir: the program before, where reductions still are: Triton's IR with the layouts it chose.
     """
 
     kernel: str
@@ -76,20 +79,29 @@ class Resources:
     local_bytes: int
     stack_bytes: int
     ptx: str
+    ttgir: str
 
     def count(self, pattern: str) -> int:
         """Return how often a regular expression matches in the PTX."""
         return len(re.findall(pattern, self.ptx))
+
+    def sums(self) -> list[int]:
+        """Return over how many elements each reduction by addition runs."""
+        found: list[int] = []
+        for axis, body, shape in _REDUCTION.findall(self.ttgir):
+            if "arith.addf" in body:
+                found.append(int(shape.split("x")[int(axis)]))
+        return found
 
 
 def launches(call: Callable[[], object]) -> list[Launch]:
     """Return what ``call`` would launch; nothing runs, and outputs stay as they were allocated."""
     seen: list[Launch] = []
 
-    def note(self: Launcher, grid: tuple[int, int, int], arguments: Sequence[Any], device: object) -> None:
+    def note(self: Launcher, same: bool, grid: tuple[int, int, int], arguments: Sequence[Any], device: object) -> None:
         seen.append(Launch(self.kernel, self.constants, self.warps, self.ctas, grid, tuple(arguments)))
 
-    with patch.object(Launcher, "__call__", note), patch.object(Launcher, "again", note):
+    with patch.object(Launcher, "launch", note):
         call()
     return seen
 
@@ -127,8 +139,10 @@ def compiled(launch: Launch, capability: int) -> Resources:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
     program = triton.compile(source, target=target, options=options_of(launch.warps, launch.ctas))
-    usage = _usage(program.asm["cubin"])
-    return Resources(launch.kernel.__name__, launch.warps, *usage, program.asm["ptx"])
+    registers, local, stack = _usage(program.asm["cubin"])
+    shared = int(program.metadata.shared)
+    texts = program.asm["ptx"], program.asm["ttgir"]
+    return Resources(launch.kernel.__name__, launch.warps, registers, shared, local, stack, *texts)
 
 
 def _type_of(value: Any) -> str:
@@ -139,13 +153,16 @@ def _type_of(value: Any) -> str:
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def _usage(cubin: bytes) -> tuple[int, int, int, int]:
-    """Return registers, shared, local and stack bytes, as the disassembler inside Triton's package reports them."""
+def _usage(cubin: bytes) -> tuple[int, int, int]:
+    """Return registers, local and stack bytes, as the disassembler inside Triton's package reports them.
+
+    What it calls shared leaves out what a launch asks for, which is all that a kernel uses.
+    """
     [tool] = [p for p in Path(str(triton.__file__)).parent.rglob("cuobjdump") if p.is_file()]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", report))
-    registers, shared, local, stack = (int(found[k]) for k in ("REG", "SHARED", "LOCAL", "STACK"))
-    return registers, shared, local, stack
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", report))
+    registers, local, stack = (int(found[k]) for k in ("REG", "LOCAL", "STACK"))
+    return registers, local, stack

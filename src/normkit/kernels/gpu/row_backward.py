@@ -134,7 +134,7 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
     if count == 1 and dtype == torch.float32:
         return parts[0]
     total = torch.empty(width, dtype=dtype, device=parts.device)
-    _fold((-(-width // FOLD_BLOCK), 1, 1), (parts, total, count, width), parts.device)
+    _fold.launch(False, (-(-width // FOLD_BLOCK), 1, 1), (parts, total, count, width), parts.device)
     return total
 
 
