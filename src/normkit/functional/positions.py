@@ -286,10 +286,10 @@ def normalize_batch(
     statistic = ops.Statistic(channel, x.shape[channel], False, number, wide_mask)
     if training and process_group is not None and process_group.size() > 1:
         return _over_ranks(x, w, b, statistic, process_group)
-    counted = _counted(x, channel, wide_mask)
+    y, found = ops.normalize(x, w, b, statistic)
+    counted = _counted(x, channel, wide_mask) if found.counted is None else found.counted
     if counted == 1:
         raise _single_value(x, wide_mask, training, name)
-    y, found = ops.normalize(x, w, b, statistic)
     return y, found if training and counted else None
 
 

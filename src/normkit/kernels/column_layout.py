@@ -61,7 +61,10 @@ def _strides(
 
 def flags_of(x: Tensor, channel: int, shape: Shape, mask: Tensor) -> Tensor:
     """Return ``mask`` (broadcastable to x, alike for all channels) as (samples, length), one contiguous bool each."""
-    flags = mask.squeeze(channel).expand([n for a, n in enumerate(x.shape) if a != channel])
+    flags = mask.squeeze(channel)
+    if flags.shape == (shape.samples, shape.length) and flags.is_contiguous():
+        return flags
+    flags = flags.expand([n for a, n in enumerate(x.shape) if a != channel])
     return flags.reshape(shape.samples, shape.length).contiguous()
 
 

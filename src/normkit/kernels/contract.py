@@ -47,10 +47,12 @@ class Found(NamedTuple):
         moments: makes them.
         move: blends them into (running mean, running variance) in place with a momentum, bit for bit as operators on
             ``moments()`` would; says whether it did, and leaves both untouched where it cannot.
+        counted: how many values each covers, where that is one number and known without asking a device.
     """
 
     moments: Callable[[], Moments]
     move: Callable[[Tensor, Tensor, float], bool] = _cannot_move
+    counted: int | None = None
 
 
 @dataclass(frozen=True)

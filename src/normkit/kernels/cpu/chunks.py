@@ -77,9 +77,10 @@ def _numbered(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Valid:
-    """Which positions count: all, or those of a list. ``flags`` has a byte a position."""
+    """Which positions count, and how many: all, or those of a list. ``flags`` has a byte a position."""
 
     chunks: Chunks
+    count: int
     listed: Tensor | None = None
     flags: Tensor | None = None
 
@@ -93,8 +94,8 @@ def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, 
         flags = flags_of(x, channel, shape, mask)
         listed, chunks = listed_chunks(flags, runs, length, chunk, joined)
         if len(listed) < shape.positions:
-            return Valid(chunks, listed, flags)
-    return Valid(even_chunks(runs, length, chunk, joined))
+            return Valid(chunks, len(listed), listed, flags)
+    return Valid(even_chunks(runs, length, chunk, joined), shape.positions)
 
 
 _LISTING = struct.Struct("10q")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,11 +57,6 @@ class Plan:
     def segments(self) -> int:
         """Return how many sets of positions have statistics."""
         return self.rows[-1]
-
-    @cached_property
-    def counted(self) -> int:
-        """Return how many positions count, of one set of statistics."""
-        return int(self.valid.chunks.sizes[0])
 
 
 _plans: dict[Any, Plan] = {}

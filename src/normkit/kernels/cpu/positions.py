@@ -123,13 +123,14 @@ def forward(
     found = _statistics(plan, x, eps)
     y = _applied(plan, x, found.table, weight, bias)
     moments = partial(_as_moments, found.room, found.scales, plan)
-    return y, found.table, plan, Found(moments, partial(_move, found, plan))
+    counted = None if per_sample else plan.valid.count
+    return y, found.table, plan, Found(moments, partial(_move, found, plan), counted)
 
 
 def _move(found: _Statistics, plan: Plan, mean: Tensor, var: Tensor, momentum: float) -> bool:
     if found.scales is not None or not (_movable(mean) and _movable(var)) or mean.data_ptr() == var.data_ptr():
         return False
-    remembered(found.moments, plan.counted, mean, var, momentum)
+    remembered(found.moments, plan.valid.count, mean, var, momentum)
     increment_version((mean, var))
     return True
 
