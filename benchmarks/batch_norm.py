@@ -4,7 +4,7 @@ Goals: at least 3 times as fast as the eager masked formula; at most 1.2 times t
 on the same data without a mask not faster than ours by more than a tenth. Training mode, forward alone and a whole step
 (forward and gradients of x, weight and bias); a seventh of the positions is padding at the ends of samples.
 
-    python benchmarks/batch_norm.py [threads [rounds]]
+    python benchmarks/batch_norm.py [threads [rounds [samples]]]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from normkit.bench.ratios import paired
 from normkit.bench.table import microseconds, plus_minus
 from normkit.bench.timing import Contender, interleave
 
-SAMPLES, LENGTH, CHANNELS = 16, 256, 768
+LENGTH, CHANNELS = 256, 768
 # (of, over): the ratio of their times, and what it should be.
 GOALS = {("eager", "masked"): "≥ 3", ("masked", "dense"): "≤ 1.2", ("torch", "dense"): "≥ 0.9"}
 
@@ -39,8 +39,8 @@ def eager(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, channel_axis: i
     return (y * real).to(x.dtype)
 
 
-def calls(dtype: torch.dtype, channel_axis: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    lengths = torch.randint(LENGTH * 5 // 7, LENGTH + 1, (SAMPLES,), generator=torch.Generator().manual_seed(0))
+def calls(dtype: torch.dtype, samples: int, channel_axis: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    lengths = torch.randint(LENGTH * 5 // 7, LENGTH + 1, (samples,), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(LENGTH) < lengths[:, None]
     ours = nk.BatchNorm(CHANNELS, channel_axis=channel_axis)
     theirs = nn.BatchNorm1d(CHANNELS)
@@ -79,21 +79,21 @@ def timed(norm: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor, step: bool) -
 
 
 def main() -> None:
-    threads, rounds = (int(a) for a in [*sys.argv[1:], *("1", "21")[len(sys.argv) - 1 :]])
+    threads, rounds, samples = (int(a) for a in [*sys.argv[1:], *("1", "21", "16")[len(sys.argv) - 1 :]])
     torch.set_num_threads(threads)
     # Of one thread its own time is taken, which does not run while others have the processor.
     clock = time.thread_time if threads == 1 else time.perf_counter
-    print(f"{threads} threads, {SAMPLES} samples of {LENGTH} positions, {CHANNELS} channels, {rounds} rounds")
+    print(f"{threads} threads, {samples} samples of {LENGTH} positions, {CHANNELS} channels, {rounds} rounds")
     names = [f"{of}/{over} {goal}" for (of, over), goal in GOALS.items()]
     print(
         f"{'layout':10} {'dtype':9} {'pass':8} {'masked µs':>10} {'dense µs':>10}  " + "".join(f"{n:22}" for n in names)
     )
     for layout, channel_axis in (("(N, L, C)", -1), ("(N, C, L)", 1)):
-        shape = (SAMPLES, LENGTH, CHANNELS) if channel_axis == -1 else (SAMPLES, CHANNELS, LENGTH)
+        shape = (samples, LENGTH, CHANNELS) if channel_axis == -1 else (samples, CHANNELS, LENGTH)
         for dtype in (torch.float32, torch.bfloat16):
             x, dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
             for step in (False, True):
-                contenders = [Contender(n, timed(f, x, dy, step)) for n, f in calls(dtype, channel_axis).items()]
+                contenders = [Contender(n, timed(f, x, dy, step)) for n, f in calls(dtype, samples, channel_axis).items()]
                 found = {n: s.seconds for n, s in interleave(contenders, rounds, seed=0, clock=clock).items()}
                 ratios = [plus_minus(paired(found[of], found[over])) for of, over in GOALS]
                 masked, dense = (microseconds(min(found[n])) for n in ("masked", "dense"))
