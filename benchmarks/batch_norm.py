@@ -93,7 +93,9 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             x, dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
             for step in (False, True):
-                contenders = [Contender(n, timed(f, x, dy, step)) for n, f in calls(dtype, samples, channel_axis).items()]
+                contenders = [
+                    Contender(n, timed(f, x, dy, step)) for n, f in calls(dtype, samples, channel_axis).items()
+                ]
                 found = {n: s.seconds for n, s in interleave(contenders, rounds, seed=0, clock=clock).items()}
                 ratios = [plus_minus(paired(found[of], found[over])) for of, over in GOALS]
                 masked, dense = (microseconds(min(found[n])) for n in ("masked", "dense"))

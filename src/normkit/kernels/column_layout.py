@@ -95,3 +95,18 @@ def laid_like(dy: Tensor, x: Tensor, channel: int, shape: Shape) -> Tensor:
         if strides_of(wide, channel, shape) is not None:
             return wide
     return fresh_like(x, channel, shape).copy_(dy)
+
+
+def movable(mean: Tensor, var: Tensor, device: torch.device) -> bool:
+    """Say whether a kernel on ``device`` may move running statistics in place, as operators would."""
+
+    def plain(t: Tensor) -> bool:
+        return type(t) is Tensor and t.dtype == torch.float32 and t.device == device and not t.is_inference()
+
+    return (
+        plain(mean)
+        and plain(var)
+        and mean.is_contiguous()
+        and var.is_contiguous()
+        and mean.data_ptr() != var.data_ptr()
+    )

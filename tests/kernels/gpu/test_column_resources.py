@@ -75,3 +75,19 @@ def test_x_is_read_in_wide_pieces_and_nothing_spills(
             assert used.count(WIDE_STORE) == used.count(r"st\.global") == tile, used.kernel
         check_arithmetic(used, used.kernel)
         assert bool(used.sums()) == (used.kernel not in (*WRITTEN, "list_valid")), used.kernel
+
+
+@pytest.mark.parametrize(("masked", "momentum"), [(False, 0.1), (True, 0.0)])
+def test_running_statistics_move_in_float64(masked: bool, momentum: float):
+    from normkit.kernels.gpu import positions, resources
+
+    x, mask = torch.empty(8, 300, 96), torch.empty(8, 300, 1, dtype=torch.bool) if masked else None
+
+    def run() -> None:
+        found = positions.forward(x, None, None, channel=2, groups=96, per_sample=False, eps=1e-5, mask=mask)[3]
+        assert found.move(torch.empty(96), torch.empty(96), momentum)
+
+    (used,) = (u for u in resources.of(run) if u.kernel == "remember")
+    assert used.local_bytes + used.stack_bytes == 0
+    assert used.count(r"div\.rn\.f64")
+    assert not used.count(r"(fma|mad)\.\S*f64")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from normkit.kernels.column_layout import fresh_like, laid_like
+from normkit.kernels.column_layout import fresh_like, laid_like, movable
 from normkit.kernels.contract import Columns, Found
 from normkit.kernels.cpu.chunks import even_chunks
 from normkit.kernels.cpu.column_launch import (
@@ -128,16 +128,11 @@ def forward(
 
 
 def _move(found: _Statistics, plan: Plan, mean: Tensor, var: Tensor, momentum: float) -> bool:
-    if found.scales is not None or not (_movable(mean) and _movable(var)) or mean.data_ptr() == var.data_ptr():
+    if found.scales is not None or not movable(mean, var, found.table.device):
         return False
     remembered(found.moments, plan.valid.count, mean, var, momentum)
     increment_version((mean, var))
     return True
-
-
-def _movable(t: Tensor) -> bool:
-    """Say whether a kernel may write what an operator would."""
-    return type(t) is Tensor and t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_inference()
 
 
 def _as_moments(room: Tensor, scales: Tensor | None, plan: Plan) -> Moments:

@@ -14,6 +14,7 @@ from torch import Tensor
 from normkit.kernels.column_layout import Shape
 from normkit.kernels.gpu import chunks, column_settings, column_sums, columns
 from normkit.kernels.gpu import moments as statistics
+from normkit.kernels.gpu import remember as remembering
 from normkit.kernels.gpu.column_settings import Setting, power_of_two
 from normkit.kernels.gpu.launch import Launcher
 
@@ -171,6 +172,14 @@ def join_means(layout: Layout, weigh: bool) -> Launch:
     constants: dict[str, Any] = {"K": setting.k, "BLOCKS": setting.blocks, "P": p, "G": g}
     run = _launcher(column_sums.join_means, 4, **constants, **layout.kinds(), WEIGH=weigh)
     return Launch(run, (-(-width // g) * layout.segments, 1, 1), (*layout.sums, setting.bound, setting.limit))
+
+
+@lru_cache(maxsize=1024)
+def remember(layout: Layout) -> Launch:
+    """Return what moves running statistics; the bits of the momentum are its last number."""
+    channels, g = layout.shape.channels, column_settings.MOVED
+    run = _launcher(remembering.remember, 4, G=g, LISTED=layout.masked)
+    return Launch(run, (-(-channels // g), 1, 1), (layout.shape.positions, channels))
 
 
 @lru_cache(maxsize=1024)

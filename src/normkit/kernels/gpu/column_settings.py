@@ -19,6 +19,7 @@ JOINED = 2048  # elements of a tile that joins moments, of which it holds four n
 SUMMED = 8192  # elements of a tile that joins sums
 SEGMENTS = 64  # sums that segments are added to in turn, before those are added to each other
 LISTED = 1024  # positions a program lists
+MOVED = 256  # channels of running statistics a program moves
 
 
 @dataclass(frozen=True)

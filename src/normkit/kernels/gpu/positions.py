@@ -7,13 +7,16 @@ have statistics of their own. A mask adds two: it is counted and listed on the d
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from normkit.kernels.column_layout import Shape, flags_of, fresh_like, laid_like, shape_of, strides_of
+from normkit.kernels.column_layout import Shape, flags_of, fresh_like, laid_like, movable, shape_of, strides_of
 from normkit.kernels.contract import Found
 from normkit.kernels.gpu import column_launches as launches
 from normkit.kernels.gpu.column_launches import Layout
@@ -153,8 +156,18 @@ def forward(
     """Return y, the table of statistics, the plan, and the moments behind them, in float64."""
     plan = plan_of(x, channel, groups, per_sample, mask)
     table, squares = _statistics(plan, x, eps)
-    found = Found(lambda: _as_moments(table, squares, plan, torch.float64))
+    moments = partial(_as_moments, table, squares, plan, torch.float64)
+    found = Found(moments, partial(_move, table, squares, plan))
     return _apply(plan, x, table, weight, bias), table, plan, found
+
+
+def _move(table: Tensor, squares: Tensor, plan: Plan, mean: Tensor, var: Tensor, momentum: float) -> bool:
+    if not movable(mean, var, table.device):
+        return False
+    (bits,) = struct.unpack("q", struct.pack("d", momentum))
+    launches.remember(plan.layout)((table, squares, _lists(plan, table)[1], mean, var), bits)
+    increment_version((mean, var))
+    return True
 
 
 def _as_moments(table: Tensor, squares: Tensor, plan: Plan, dtype: torch.dtype) -> Moments:
