@@ -1,4 +1,4 @@
-"""Moving running statistics by a batch's moments: what eighteen small operators do otherwise."""
+"""Moving running statistics by a batch's moments: what some twenty small operators do otherwise."""
 
 # pyright: reportUntypedFunctionDecorator=false
 

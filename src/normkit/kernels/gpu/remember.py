@@ -1,4 +1,4 @@
-"""Moving running statistics by a batch's moments: one launch for what eighteen small operators do otherwise."""
+"""Moving running statistics by a batch's moments: one launch for what some twenty small operators do otherwise."""
 
 # Triton's language, which Python's types do not describe.
 # pyright: basic, reportArgumentType=false, reportReturnType=false, reportOperatorIssue=false
