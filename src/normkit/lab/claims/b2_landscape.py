@@ -138,12 +138,12 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={"batch": "batch", "none": "none"},
         literal=Rule(
-            text="With tanh and with ReLU: both measures are smaller with BatchNorm, by more than a quarter.",
+            text="With tanh and with ReLU: both measures are larger without BatchNorm, by more than a quarter.",
             origin="sentence",
             criteria=lambda e: [c for activation in ACTIVATIONS for c in _smoother(e, activation)],
         ),
         corrected=Rule(
-            text="With ReLU both measures are smaller with BatchNorm, by more than a quarter. ReLU passes on all that "
+            text="With ReLU both measures are larger without BatchNorm, by more than a quarter. ReLU passes on all that "
             "a step adds to a layer, so that without a norm the layers' changes multiply; tanh is bounded.",
             origin="theory",
             criteria=lambda e: _smoother(e, "relu"),

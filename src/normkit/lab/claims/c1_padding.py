@@ -201,8 +201,7 @@ def _figures(e: Evidence) -> Sequence[Chart]:
     ]
 
 
-_CONTROL = "The roles are swapped: masked statistics are judged as if they were padded ones, and do not "
-"follow the law."
+_CONTROL = "The roles are swapped: masked statistics are judged as if they were padded ones, and do not follow the law."
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(

@@ -160,7 +160,7 @@ def _c_summary(e: Evidence) -> str:
     total = {key: sum(count[key] for count in counts) for key in ("trained", "stuck", "diverged")}
     return (
         f"with warm-up: {total['trained']} trained, {total['stuck']} stuck, {total['diverged']} diverged; best gain "
-        f"over the plateau {_told(e, side)}"
+        f"over the plateau, without warm-up or with, {_told(e, side)}"
     )
 
 

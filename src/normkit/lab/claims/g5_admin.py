@@ -171,7 +171,7 @@ def _criteria(e: Evidence) -> list[Criterion]:
 def _summary(e: Evidence) -> str:
     means = {role: sum(_slopes(e, role)) / len(_slopes(e, role)) for role in LABELS}
     parts = ", ".join(f"{LABELS[e.arm(r)]} {number(means[r], 2)} ({number(t, 2)})" for r, t in targets(e).items())
-    return f"noise on weights moves the output by n^p; p (theory): {parts}"
+    return f"noise on weights moves the output's mean square by n^p; p (theory): {parts}"
 
 
 def _figures(e: Evidence) -> list[Chart]:

@@ -178,8 +178,8 @@ CLAIMS: tuple[Claim, ...] = (
         study=STUDY,
         plays={"with": "with", "without": "without"},
         literal=Rule(
-            text="With QK-norm the sensitivity is lower by more than 0.01 nats, and the largest logit after training "
-            "at any rate is lower by more than a quarter.",
+            text="With QK-norm the sensitivity is lower by more than 0.01 nats, and without it the largest logit after "
+            "training at any rate is higher by more than a quarter.",
             origin="theory",
             criteria=_criteria,
         ),
