@@ -43,7 +43,7 @@ def strides_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int] | 
     return _strides(t.shape, t.stride(), channel, shape)
 
 
-@lru_cache(maxsize=4096)  # a call asks up to seven times, 2.5 µs each
+@lru_cache(maxsize=4096)  # a call asks up to seven times
 def _strides(
     sizes: tuple[int, ...], strides: tuple[int, ...], channel: int, shape: Shape
 ) -> tuple[int, int, int] | None:
@@ -101,12 +101,7 @@ def movable(mean: Tensor, var: Tensor, device: torch.device) -> bool:
     """Say whether a kernel on ``device`` may move running statistics in place, as operators would."""
 
     def plain(t: Tensor) -> bool:
-        return type(t) is Tensor and t.dtype == torch.float32 and t.device == device and not t.is_inference()
+        kind = type(t) is Tensor and t.dtype == torch.float32 and t.device == device
+        return kind and t.is_contiguous() and not t.is_inference() and not t.is_neg()
 
-    return (
-        plain(mean)
-        and plain(var)
-        and mean.is_contiguous()
-        and var.is_contiguous()
-        and mean.data_ptr() != var.data_ptr()
-    )
+    return plain(mean) and plain(var) and abs(mean.data_ptr() - var.data_ptr()) >= 4 * mean.numel()

@@ -14,7 +14,8 @@ from normkit.spec import NormSpec
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x.
+    """What is to be computed, as far as a kernel's choice depends on it. Parameters are already aligned to x,
+    or of one value a channel where statistics cross positions.
 
     With a gate, x and the gate are (…, groups, width): one statistic for every group of a position.
     """

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import normkit as nk
-from columns import Case
+from columns import EPS, Case
 from fused import BACKEND, INTERPRETED
 from rows import quick, randn
 
@@ -93,6 +93,29 @@ def test_factors_that_may_not_be_multiplied_first(norm: str | int, first: bool):
     case.check(case.run(first))
     steep = replace(case, weight=randn(8, seed=2), dy=case.dy * spread.square().clamp(1e-27, 1e27))
     steep.check(steep.run(first))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("length", quick([1667, 90, 5000], lambda length: length == 1667))
+@pytest.mark.parametrize("eps", [EPS, 1e-12])
+def test_a_constant_channel_is_its_bias(eps: float, length: int, first: bool):
+    """Although the mean of so many equal numbers is off by their sum's rounding, which 1/√ε makes large."""
+    case = replace(Case.draw("batch", 3, length, 6), eps=eps)
+    case.x[:] = torch.tensor([57e6, 13700.3, 123456.7, 3.14e7, 0.1, -7.7])
+    y, dx, dw, _ = case.run(first)
+    assert torch.equal(y, case.bias.expand_as(y))
+    assert not dw.any()
+    g = case.dy.double() * case.weight.double() / eps**0.5
+    bound = 2.0**-20 * g.abs().mean((0, 1)) * 8
+    assert bool(((dx - (g - g.mean((0, 1)))).abs() <= bound).all())
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("spread", "size"), [(5e5, 1e34), (9.6e-7, 1e-37)])
+def test_sums_of_gradients_keep_the_range_that_those_of_the_normalised_have(spread: float, size: float, first: bool):
+    case = Case.draw("batch", 4, 64, 3)
+    case = replace(case, x=(case.x - 3) * spread, dy=case.dy * size, eps=0.0, weight=case.weight * min(1, 1e30 / size))
+    case.check(case.run(first))
 
 
 @LAYOUTS

@@ -39,7 +39,7 @@ def test_running_statistics_move_as_operators_move_them(shape: tuple[int, int, i
     assert all(t._version > before for t, before in zip(got, versions, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["strided", "half", "one for both"])
+@pytest.mark.parametrize("kind", ["strided", "half", "one for both", "overlapping", "negated"])
 def test_what_the_kernel_cannot_move_it_leaves(kind: str):
     found = found_of(Case.draw("batch", 4, 9, 5))
     mean, var = torch.zeros(5), torch.ones(5)
@@ -49,6 +49,11 @@ def test_what_the_kernel_cannot_move_it_leaves(kind: str):
         var = var.half()
     if kind == "one for both":
         var = mean
+    if kind == "overlapping":
+        both = torch.arange(8.0)
+        mean, var = both[:5], both[3:]
+    if kind == "negated":
+        mean = torch._neg_view(torch.ones(5))
     before = mean.clone(), var.clone()
     assert not found.move(mean, var, 0.5)
     assert torch.equal(mean, before[0])
@@ -65,3 +70,8 @@ def test_those_of_a_rescaled_batch_move_too():
     move_running(*want, found.moments(), 0.25)
     assert all(map(torch.equal, got, want))
     assert got[1].isfinite().all()
+
+
+def test_moments_keep_no_more_than_themselves():
+    found = found_of(Case.draw("batch", 40, 90, 5)).moments()
+    assert max(t.untyped_storage().nbytes() for t in (found.count, found.mean, found.m2, found.remainder)) <= 8 * 5 * 4

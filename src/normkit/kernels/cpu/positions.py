@@ -138,7 +138,8 @@ def _move(found: _Statistics, plan: Plan, mean: Tensor, var: Tensor, momentum: f
 def _as_moments(room: Tensor, scales: Tensor | None, plan: Plan) -> Moments:
     """Return what lies at the end of ``room``, without an axis of segments where all samples share one."""
     segments, channels = plan.segments, plan.shape.channels
-    moments = room[len(room) - segments * 3 * channels :].view(segments, 3, channels)
+    # Copied: a view would keep the parts of all chunks alive as long as the moments.
+    moments = room[len(room) - segments * 3 * channels :].clone().view(segments, 3, channels)
     sizes = plan.valid.chunks.sizes  # kept for other calls, therefore copied
     if plan.per_sample:
         sizes = sizes.unsqueeze(1)

@@ -104,29 +104,30 @@ def usual(v: Any, exponent: Any) -> Any:
 
 
 @jit
-def run_sums(x: Any, dy: Any, n: Any, m: Any, k: Any, T: Any) -> Any:
-    """(Σ dy, Σ dy·(x·k + m)) of a chunk of a run; what x gives beyond its end meets a dy of 0."""
+def run_sums(x: Any, dy: Any, n: Any, m: Any, remainder: Any, k: Any, T: Any) -> Any:
+    """(Σ dy, Σ dy·((x·k + m) − remainder)) of a chunk of a run; what x gives beyond its end meets a dy of 0."""
     e, j, full = size(T), 0, n // 64 * 64
     s, t, u, v = splat(f4(0)), splat(f4(0)), splat(f4(0)), splat(f4(0))
     a, b, c, d = splat(f4(0)), splat(f4(0)), splat(f4(0)), splat(f4(0))
     while j < full:
         for _ in range(2):
             y, z = first_of_two(dy + j * e, T), second_of_two(dy + j * e, T)
-            f, g = fma(first_of_two(x + j * e, T), k, m), fma(second_of_two(x + j * e, T), k, m)
+            f = sub(fma(first_of_two(x + j * e, T), k, m), remainder)
+            g = sub(fma(second_of_two(x + j * e, T), k, m), remainder)
             s, t, u, v = u, v, add(s, y), add(t, z)
             a, b, c, d = c, d, fma(y, f, a), fma(z, g, b)
             j += 32
     while j < n:
         z = load_upto(dy + j * e, n - j, T)
         s, t, u, v = t, u, v, add(s, z)
-        a, b, c, d = b, c, d, fma(z, fma(load_upto(x + j * e, n - j, T), k, m), a)
+        a, b, c, d = b, c, d, fma(z, sub(fma(load_upto(x + j * e, n - j, T), k, m), remainder), a)
         j += 16
     return sum_lanes(add(add(s, t), add(u, v))), sum_lanes(add(add(a, b), add(c, d)))
 
 
 @jit
 def run_sums_apart(x: Any, dy: Any, n: Any, m: Any, remainder: Any, rstd: Any, k: Any, T: Any) -> Any:
-    """(Σ dy, Σ dy·x̂) where a product of dy with x − mean could leave the range that one with x̂ keeps."""
+    """(Σ dy, Σ dy·x̂) where products of dy with x − mean leave the range that those with x̂ keep, or may have."""
     e, j, total, weighted = size(T), 0, splat(f4(0)), splat(f4(0))
     while j < n:
         z = load_upto(dy + j * e, n - j, T)
@@ -145,13 +146,13 @@ def sums_kernel(T: Tag) -> Callable[[Any], None]:
         x = run_of(q, X, sample, first, n, c, scratch, T)
         dy = run_of(q, DY, sample, first, n, c, scratch + 4 * RUN, T)
         table = word(q, TABLE) + 4 * (4 * sample * word(q, PER) * channels + c)
-        m, remainder = -f32_at(table), f32_at(table + 4 * channels)
+        m, remainder = splat(-f32_at(table)), splat(f32_at(table + 4 * channels))
         rstd, k = f32_at(table + 8 * channels), splat(f32_at(table + 12 * channels))
-        if usual(rstd, 20):
-            plain, weighted = run_sums(x, dy, n, splat(m), k, T)
-            weighted = (weighted - remainder * plain) * rstd
+        plain, weighted = run_sums(x, dy, n, m, remainder, k, T)
+        if usual(rstd, 20) and f4(2.0**-80) <= abs(weighted) <= f4(2.0**120):
+            weighted *= rstd
         else:
-            plain, weighted = run_sums_apart(x, dy, n, splat(m), splat(remainder), splat(rstd), k, T)
+            plain, weighted = run_sums_apart(x, dy, n, m, remainder, splat(rstd), k, T)
         out = word(q, PARTS) + 4 * (2 * chunk * channels + c)
         put_f32(out, plain)
         put_f32(out + 4 * channels, weighted)
@@ -169,11 +170,11 @@ def sums_kernel(T: Tag) -> Callable[[Any], None]:
 
 
 @jit
-def apply_run(x: Any, y: Any, mask: Any, n: Any, k: Any, m: Any, rstd: Any, b: Any, T: Any) -> Any:
-    """Y = (x·k + m)·rstd + b of a run."""
+def apply_run(x: Any, y: Any, mask: Any, n: Any, k: Any, m: Any, remainder: Any, r: Any, b: Any, T: Any) -> Any:
+    """Y = ((x·k + m) − remainder)·r + b of a run."""
     e = size(T)
     for j in range(0, n, 16):
-        v = fma(fma(load_upto(x + j * e, n - j, T), k, m), rstd, b)
+        v = fma(sub(fma(load_upto(x + j * e, n - j, T), k, m), remainder), r, b)
         if mask != 0:
             v = chosen(v, mask + j, n - j)
         store_upto(y + j * e, v, n - j, T)
@@ -195,8 +196,8 @@ def apply_run_apart(
 def apply_kernel(T: Tag) -> Callable[[Any], None]:
     """Return the entry point that normalises; a task is a run. Masked positions become 0.
 
-    What all positions share is multiplied first: y = (x − mean)·(rstd·γ) + (β − remainder·rstd·γ). |x − mean| is 0 or
-    at least twice the remainder, which is half a unit of the mean's last place: nothing cancels that did not before.
+    What all positions share is multiplied first, y = ((x − mean) − remainder)·(rstd·γ) + β. Nothing more: of a constant
+    run x − mean *is* the remainder, so that y is β exactly, and a remainder·rstd·γ taken off β would be rounded.
     """
 
     @jit
@@ -214,7 +215,7 @@ def apply_kernel(T: Tag) -> Callable[[Any], None]:
             w, b = f32_at(word(q, WEIGHT) + 4 * c), f32_at(word(q, BIAS) + 4 * c)
             r = rstd * w
             if usual(r, 100):
-                apply_run(x, y, mask, length, k, m, splat(r), splat(b - remainder * r), T)
+                apply_run(x, y, mask, length, k, m, splat(remainder), splat(r), splat(b), T)
             else:
                 apply_run_apart(x, y, mask, length, k, m, splat(remainder), splat(rstd), splat(w), splat(b), T)
 
@@ -222,12 +223,14 @@ def apply_kernel(T: Tag) -> Callable[[Any], None]:
 
 
 @jit
-def gradient_run(x: Any, dy: Any, dx: Any, mask: Any, n: Any, k: Any, m: Any, w: Any, a: Any, b: Any, T: Any) -> Any:
-    """Dx = dy·w + (x·k + m)·b + a of a run."""
+def gradient_run(
+    x: Any, dy: Any, dx: Any, mask: Any, n: Any, k: Any, m: Any, remainder: Any, w: Any, a: Any, b: Any, T: Any
+) -> Any:
+    """Dx = dy·w + ((x·k + m) − remainder)·b + a of a run."""
     e = size(T)
     for j in range(0, n, 16):
         v = fma(load_upto(dy + j * e, n - j, T), w, a)
-        v = fma(fma(load_upto(x + j * e, n - j, T), k, m), b, v)
+        v = fma(sub(fma(load_upto(x + j * e, n - j, T), k, m), remainder), b, v)
         if mask != 0:
             v = chosen(v, mask + j, n - j)
         store_upto(dx + j * e, v, n - j, T)
@@ -278,9 +281,8 @@ def gradient_kernel(T: Tag) -> Callable[[Any], None]:
             rstd, k = f32_at(table + 2 * width), f32_at(table + 3 * width)
             w, a, b = f32_at(word(q, WEIGHT) + 4 * c), -f32_at(sums), -f32_at(sums + width)
             if k == f4(1) and usual(rstd, 20) and usual(w, 40) and usual(a, 60) and usual(b, 60):
-                late = b * rstd * rstd
-                early = a * rstd - remainder * late
-                gradient_run(x, dy, dx, mask, length, splat(k), m, splat(w * rstd), splat(early), splat(late), T)
+                w, a, b = w * rstd, a * rstd, b * rstd * rstd
+                gradient_run(x, dy, dx, mask, length, splat(k), m, splat(remainder), splat(w), splat(a), splat(b), T)
             else:
                 gradient_run_apart(
                     x, dy, dx, mask, length, splat(k), m, splat(remainder), splat(rstd), splat(w), splat(a), splat(b), T

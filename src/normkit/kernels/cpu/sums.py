@@ -1,7 +1,8 @@
 """Statistics of one row in a fixed order, so that a row's bits depend on nothing but the row.
 
-Vector i of sixteen elements goes to accumulator i mod 4; every 4096 elements the four are added to a running vector,
-which keeps a lane's chain of additions short (64 + width / 4096 long). A tail is read as if zeros followed it.
+Vector i of sixteen elements goes to accumulator i mod 4 (in bfloat16 the even and the odd ones of thirty-two are two
+vectors); every 4096 elements the four are added to a running vector, which keeps a lane's chain of additions short
+(64 + width / 4096 long). What is left below 64 elements goes on vector by vector, as if zeros followed it.
 """
 
 # pyright: reportUntypedFunctionDecorator=false
@@ -77,7 +78,7 @@ def sum_of(x: Any, n: Any, scale: Any, X: Any) -> Any:
             r, s = fma(first_of_two(b, X), k, r), fma(second_of_two(b, X), k, s)
             j += 64
         while j < end:
-            # The last vectors go where the unrolled loop would have put them.
+            # Vectors of their neighbours, whatever the full blocks are made of: the order follows from n alone.
             p, q, r, s = q, r, s, fma(load_upto(x + j * e, end - j, X), k, p)
             j += 16
         total = add(total, add(add(p, q), add(r, s)))

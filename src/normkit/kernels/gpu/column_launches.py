@@ -1,6 +1,7 @@
 """What of a launch follows from how x lies: kernel, grid, sizes. Worked out once a layout, then looked up.
 
-A call makes three to six launches; to choose tiles, count programs and look constants up for each took 4 µs a launch.
+A call makes three to six launches, and would choose tiles, count programs and look constants up for each
+(`python benchmarks/gpu_launch.py` times calls).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Launching: what Triton compiled once is called again without asking Triton.
 
-`kernel[grid](…)` binds, specialises and hashes forty arguments on every call, some 20 µs. Here the compiled kernel is
-kept under all that Triton would look at, which takes 2 µs to collect, and its launcher called. Where all of it is known
-(contiguous rows of one width, every address a multiple of 16) it is not collected.
+`kernel[grid](…)` binds, specialises and hashes forty arguments on every call. Here the compiled kernel is kept under
+all that Triton would look at, and its launcher called: `python benchmarks/gpu_launch.py` times both. Where all of it is
+known (contiguous rows of one width, every address a multiple of 16) it is not even collected.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from triton import knobs
 from normkit.kernels.gpu.settings import Setting, clusters_wanted
 
 TYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_BY_SIZE = torch.version.hip is not None  # there buffer instructions take 32-bit offsets where those reach
 ALIGNMENT = 16  # bytes: what Triton asks of an address before it uses 128-bit loads and stores
 
 
@@ -50,7 +51,7 @@ class Launcher:
         if device.type == "cpu" or device.index != torch.cuda.current_device():
             self(grid, arguments, device)
             return
-        kind = device.index if same else (device.index, kind_of(arguments))
+        kind = device.index if same and not _BY_SIZE else (device.index, kind_of(arguments))
         compiled = self._compiled.get(kind)
         if compiled is None:
             self._compiled[kind] = self.ask(grid, arguments)
@@ -73,16 +74,18 @@ class Launcher:
 def kind_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return all that Triton would look at: arguments that differ in less run the same compiled kernel.
 
-    Of a tensor that is the dtype and whether its address is a multiple of 16, neither sizes nor strides; of a number
-    what `_kinds` says (Triton's `native_specialize_impl`, asked in 3.6 and 3.9). Where a kernel says do_not_specialize
-    it ignores some of that, and one compiled kernel is kept under two kinds.
+    Of a tensor that is the dtype and whether its address is a multiple of 16, neither sizes nor strides, but on AMD's
+    whether 32 bits reach all of its storage; of a number what `_kinds` says (Triton's `native_specialize_impl`, asked
+    in 3.6 and 3.9). Where a kernel says do_not_specialize it ignores some of that, and one compiled kernel is kept
+    under two kinds.
     """
     found: list[Any] = []
     for t in arguments:
         if not isinstance(t, Tensor):
             break
         found.append(t.dtype)
-        found.append(t.data_ptr() % ALIGNMENT == 0)
+        short = not _BY_SIZE or t.untyped_storage().size() < 2**31
+        found.append((t.data_ptr() % ALIGNMENT == 0, short))
     return _kinds(*arguments[len(found) // 2 :]), *found
 
 
