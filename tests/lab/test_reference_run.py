@@ -41,6 +41,7 @@ def test_every_claim_has_the_verdict_that_was_written_and_its_control_flips(clai
         assert judged.flipped
 
 
+@pytest.mark.slow
 def test_the_report_renders_from_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.png"))

@@ -16,6 +16,7 @@ def measured(measure_text) -> list[Measurement]:
     return measure_text(STUDY, Settings(seeds=(0,)))
 
 
+@pytest.mark.slow
 def test_it_holds_and_the_control_flips(measured, judge_claim, told):
     verdict = judge_claim(H1, H1.plays, measured).verdict
     assert verdict is Verdict.HOLDS

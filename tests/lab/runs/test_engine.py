@@ -108,6 +108,7 @@ def test_what_is_there_is_not_measured_again(module: ModuleType, tmp_path: Path,
     assert (tmp_path / "run" / "measurements.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_missing_and_half_written_lines_are_made_again_with_the_same_bits(module: ModuleType, tmp_path: Path):
     out = tmp_path / "run"
     go(module, out, "T1")

@@ -143,8 +143,8 @@ CLAIMS: tuple[Claim, ...] = (
             criteria=lambda e: [c for activation in ACTIVATIONS for c in _smoother(e, activation)],
         ),
         corrected=Rule(
-            text="With ReLU both measures are larger without BatchNorm, by more than a quarter. ReLU passes on all that "
-            "a step adds to a layer, so that without a norm the layers' changes multiply; tanh is bounded.",
+            text="With ReLU both measures are larger without BatchNorm, by more than a quarter. ReLU passes on all "
+            "that a step adds to a layer, so that without a norm the layers' changes multiply; tanh is bounded.",
             origin="theory",
             criteria=lambda e: _smoother(e, "relu"),
         ),

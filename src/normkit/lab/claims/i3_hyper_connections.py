@@ -163,8 +163,8 @@ CLAIMS: tuple[Claim, ...] = (
         explanation=Explanation(
             text="Doubly stochastic matrices are closed under multiplication. What such a product does lose is the "
             "lanes' difference: averages of averages become alike. The usual twenty rounds end before the columns have "
-            "converged where a matrix is near the identity, since each multiplies the error by the square of its second "
-            "singular value, which is near 1; sixty factors add such errors up.",
+            "converged where a matrix is near the identity, since each multiplies the error by the square of its "
+            "second singular value, which is near 1; sixty factors add such errors up.",
             status="tested",
         ),
     ),
