@@ -6,7 +6,6 @@ GPU its launcher in C comes on top, alike in both columns.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -51,27 +50,15 @@ def column_calls() -> dict[str, Callable[[], object]]:
     return calls
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Return the least time of a call over many, in which nothing else ran."""
-    best = float("inf")
-    for _ in range(200):
-        start = time.perf_counter_ns()
-        for _ in range(10):
-            call()
-        best = min(best, (time.perf_counter_ns() - start) / 10)
-    return best / 1000
-
-
 def main() -> None:
     print(f"{'µs of Python':34} {'launches':>8} {'asked each time':>16} {'asked once':>11}")
     for name, call in (row_calls() | column_calls()).items():
         with dry.running(always_ask=True) as seen:
             call()
             launches = seen.launches
-            asking = microseconds(call)
+            asking = dry.microseconds(call)
         with dry.running():
-            call()
-            again = microseconds(call)
+            again = dry.microseconds(call)
         print(f"{name:34} {launches:8} {asking:16.1f} {again:11.1f}")
 
 

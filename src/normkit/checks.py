@@ -105,10 +105,7 @@ def check_channel(channel_axis: int, x: Tensor, name: str) -> int:
     """Return the channel axis of ``x``, whose first axis is the batch, as a number from 1."""
     if x.dim() < 2:
         raise ValueError(f"{name}: x needs a batch and a channel axis, got shape {tuple(x.shape)}")
-    if type(channel_axis) is int and -x.dim() <= channel_axis < x.dim():
-        channel = channel_axis % x.dim()
-    else:
-        (channel,) = check_axes(channel_axis, x, name)
+    (channel,) = check_axes(channel_axis, x, name)
     if channel == 0:
         raise ValueError(f"{name}: channel_axis 0 is the batch axis of x of shape {tuple(x.shape)}")
     return channel

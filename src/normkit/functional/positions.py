@@ -325,8 +325,6 @@ def move_running(running_mean: Tensor, running_var: Tensor, batch: Moments, mome
 
 
 def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
-    if old.dtype == new.dtype:
-        return old * (1 - momentum) + new * momentum
     wide = torch.promote_types(old.dtype, new.dtype)
     return old.to(wide) * (1 - momentum) + new.to(wide) * momentum
 

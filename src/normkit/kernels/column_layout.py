@@ -71,7 +71,7 @@ def flags_of(x: Tensor, channel: int, shape: Shape, mask: Tensor) -> Tensor:
 def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
     """Return memory for a result that lies as ``shape`` says: like x, but dense (x may be expanded)."""
     like = torch.empty_like(x)
-    if like.stride() == x.stride() or strides_of(like, channel, shape) is not None:
+    if strides_of(like, channel, shape) is not None:
         return like
     positions = [a for a in range(1, x.dim()) if a != channel]
     last = positions if shape.samples == x.shape[0] else [*positions, 0]  # (N, C), whose samples are positions
@@ -84,7 +84,7 @@ def fresh_like(x: Tensor, channel: int, shape: Shape) -> Tensor:
 
 def laid_like(dy: Tensor, x: Tensor, channel: int, shape: Shape) -> Tensor:
     """Return ``dy`` as it is where it lies like x, else a copy that does; of one value for all a single row is made."""
-    if dy.stride() == x.stride() or strides_of(dy, channel, shape) is not None:
+    if strides_of(dy, channel, shape) is not None:
         return dy
     if not any(dy.stride()):
         row = [1] * dy.dim()

@@ -89,6 +89,16 @@ def spread(p: Tensor, like: Tensor, channel: int) -> Tensor:
     return p.reshape([-1 if a == channel else 1 for a in range(like.dim())])
 
 
+def spread_affine(
+    weight: Tensor | None, bias: Tensor | None, like: Tensor, channel: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return γ and β so shaped, where there are any."""
+    return (
+        None if weight is None else spread(weight, like, channel),
+        None if bias is None else spread(bias, like, channel),
+    )
+
+
 def apply_statistics(
     x: Tensor,
     mean: Tensor,
@@ -113,7 +123,7 @@ def apply_statistics(
             assert kernel.columns is not None
             return kernel.columns.apply(x, table, weight, bias, channel=channel, mask=mask)[0]  # type: ignore[no-any-return]
     mean, variance = spread(mean, x, channel), spread(variance, x, channel)
-    weight, bias = (None if p is None else spread(p, x, channel) for p in (weight, bias))
+    weight, bias = spread_affine(weight, bias, x, channel)
     return reference.apply_statistics(x, mean, variance, weight, bias, eps=eps, mask=mask)
 
 
@@ -155,7 +165,7 @@ def moments(x: Tensor, axes: tuple[int, ...], mask: Tensor | None) -> Moments:
 def by_reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistic: Statistic) -> Tensor:
     """Compute it in plain ATen."""
     axes, channel, mask = statistic.axes(x), statistic.channel, statistic.mask
-    weight, bias = (None if p is None else spread(p, x, channel) for p in (weight, bias))
+    weight, bias = spread_affine(weight, bias, x, channel)
     if statistic.groups == x.shape[channel]:
         kind = "instance" if statistic.per_sample else "batch"
         return telling.normalize(x, TORCH_LAYER_NORM, weight, bias, axes=axes, eps=statistic.eps, mask=mask, kind=kind)
@@ -202,7 +212,7 @@ def _forward(columns: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None
 def _applied(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *, table: Tensor, channel: int, mask: Tensor | None
 ) -> Tensor:
-    weight, bias = (None if p is None else spread(p, x, channel) for p in (weight, bias))
+    weight, bias = spread_affine(weight, bias, x, channel)
     mean, inverse = spread(table[0, 0], x, channel), spread(table[0, 2], x, channel)
     return reference.apply_inverse(x, mean, inverse, weight, bias, mask=mask)
 

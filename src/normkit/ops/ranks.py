@@ -19,7 +19,7 @@ from torch import Tensor
 from normkit.kernels import reference
 from normkit.kernels.registry import REFERENCE
 from normkit.kernels.statistics import Moments, accumulation_dtype, moments_of
-from normkit.ops.positions import Statistic, request_of, shaped
+from normkit.ops.positions import Statistic, request_of, shaped, spread_affine
 from normkit.ops.watch import choose, watched
 
 
@@ -117,7 +117,7 @@ class _Synced(torch.autograd.Function):
             shape = _shape(x, statistic)
             work = accumulation_dtype(x.dtype)
             mean, factor = (table[0, i].to(work).view(shape) for i in (0, 2))
-            gains = (None if p is None else p.view(shape) for p in (weight, bias))
+            gains = spread_affine(weight, bias, x, statistic.channel)
             y = reference.apply_inverse(x, mean, factor, *gains, mask=statistic.mask)
         ctx.save_for_backward(x, weight, bias, statistic.mask, table, merged.count)
         ctx.statistic, ctx.columns, ctx.group = statistic, columns, group

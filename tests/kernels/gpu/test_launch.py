@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,20 +22,10 @@ def seen() -> Iterator[Any]:
         yield found
 
 
-def microseconds(call: Any) -> float:
-    """Return the least time of a call over many, in which nothing else ran."""
-    call()
-    best = float("inf")
-    for _ in range(200):
-        start = time.perf_counter_ns()
-        for _ in range(10):
-            call()
-        best = min(best, (time.perf_counter_ns() - start) / 10)
-    return best / 1000
-
-
 def yardstick() -> float:
     """Return what ten allocations take: bounds are ratios to it, so that a slow machine moves both."""
+    from normkit.kernels.gpu.dry import microseconds
+
     x = randn(16, 4096, dtype=torch.bfloat16)
     return microseconds(lambda: [torch.empty_like(x) for _ in range(10)])
 
@@ -44,6 +33,7 @@ def yardstick() -> float:
 def test_a_call_asks_triton_once_and_then_costs_less_than_asking(seen: Any):
     """Triton's own way binds and hashes some fifty arguments: 28 µs here, on a machine where this takes 7."""
     from normkit.kernels.gpu import contiguous
+    from normkit.kernels.gpu.dry import microseconds
 
     x, w = randn(16, 4096, dtype=torch.bfloat16), randn(4096, dtype=torch.bfloat16)
     run = contiguous.forward_for(nk.TORCH_RMS_NORM, x.dtype, w.dtype, None, x.device)
@@ -71,6 +61,8 @@ def column_step(x: Tensor, channel: int) -> Any:
 @pytest.mark.parametrize("channel", [1, 3], ids=["channels first", "channels last"])
 def test_a_norm_across_positions_asks_triton_once_a_kernel(seen: Any, channel: int):
     """Six launches: 160 µs where Triton is asked for each, on a machine where this takes 80 and ten empty_like 8."""
+    from normkit.kernels.gpu.dry import microseconds
+
     step = column_step(randn(8, 16, 16, 16, dtype=torch.bfloat16), channel)
     step()
     assert (seen.asked, seen.launches) == (6, 6)

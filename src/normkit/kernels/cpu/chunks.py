@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels.column_layout import Shape, flags_of
+from normkit.kernels.column_layout import Shape
 from normkit.kernels.cpu.rows import Code, code_of
 
 FAN = 128  # as merges.py has it, which only compiling imports; so do columns.py and runs.py these:
@@ -85,13 +85,12 @@ class Valid:
     flags: Tensor | None = None
 
 
-def valid_positions(x: Tensor, channel: int, shape: Shape, mask: Tensor | None, per_sample: bool) -> Valid:
-    """Return the positions that ``mask`` (broadcastable to x, alike for all channels) lets through, in chunks."""
+def valid_positions(flags: Tensor | None, shape: Shape, per_sample: bool) -> Valid:
+    """Return the positions that contiguous ``flags`` let through, all without them, in chunks."""
     chunk, joined = RUN if shape.runs else CHUNK, not per_sample
     apart = shape.runs or per_sample  # a chunk of runs lies in one sample
     runs, length = (shape.samples, shape.length) if apart else (1, shape.positions)
-    if mask is not None:
-        flags = flags_of(x, channel, shape, mask)
+    if flags is not None:
         listed, chunks = listed_chunks(flags, runs, length, chunk, joined)
         if len(listed) < shape.positions:
             return Valid(chunks, len(listed), listed, flags)

@@ -13,19 +13,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normkit.kernels.column_layout import Shape, shape_of, strides_of
+from normkit.kernels.column_layout import Shape, flags_of, shape_of, strides_of
 from normkit.kernels.cpu import pool
 from normkit.kernels.cpu.chunks import RUN, Valid, valid_positions
-from normkit.kernels.cpu.rows import NAMES, Code, code_of
+from normkit.kernels.cpu.rows import NAMES, Code, at, code_of
 
 _COLUMN = struct.Struct("29q")
 _MERGE = struct.Struct("13qdq")
-_REMEMBER = struct.Struct("8qd")
+_REMEMBER = struct.Struct("5qd")
 BLOCK = 512  # channels a task, as columns.py has it, which only compiling imports
 
 
@@ -40,8 +41,6 @@ class Plan:
         per_sample: whether a sample's statistics are its own.
         depth: channels that share a statistic.
         rows: how many sets of sums there are on each level: chunks first, segments last.
-        head: float32 words that the counts of what is joined take, on cache lines of their own.
-        stride, steps: of x, in elements by axis and in bytes from one sample, position and channel to the next.
     """
 
     channel: int
@@ -50,9 +49,6 @@ class Plan:
     per_sample: bool
     depth: int
     rows: tuple[int, ...]
-    head: int
-    stride: tuple[int, ...]
-    steps: tuple[int, int, int]
 
     @property
     def segments(self) -> int:
@@ -60,33 +56,28 @@ class Plan:
         return self.rows[-1]
 
 
-_plans: dict[Any, Plan] = {}
-_KEPT = 64  # plans; a model has a few shapes, ragged batches have any number
-
-
 def plan_of(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor | None) -> Plan:
     """Return how to compute a call."""
-    if mask is not None:
-        return _plan(x, channel, groups, per_sample, mask)
-    key = (x.shape, x.stride(), x.element_size(), channel, groups, per_sample)
-    plan = _plans.get(key)
-    if plan is None:
-        if len(_plans) >= _KEPT:
-            _plans.clear()
-        plan = _plans[key] = _plan(x, channel, groups, per_sample, None)
-    return plan
-
-
-def _plan(x: Tensor, channel: int, groups: int, per_sample: bool, mask: Tensor | None) -> Plan:
     shape = shape_of(x, channel, per_sample)
     assert shape is not None, "refuses() let through what has no layout"
-    valid = valid_positions(x, channel, shape, mask, per_sample)
+    if mask is None:
+        return _whole(channel, shape, groups, per_sample)
+    return _plan(
+        channel, shape, groups, per_sample, valid_positions(flags_of(x, channel, shape, mask), shape, per_sample)
+    )
+
+
+@lru_cache(maxsize=64)  # a model has a few shapes, ragged batches have any number
+def _whole(channel: int, shape: Shape, groups: int, per_sample: bool) -> Plan:
+    return _plan(channel, shape, groups, per_sample, valid_positions(None, shape, per_sample))
+
+
+def _plan(channel: int, shape: Shape, groups: int, per_sample: bool, valid: Valid) -> Plan:
     rows = (len(valid.chunks.begins), *(len(bounds) - 1 for bounds in valid.chunks.levels))
-    steps, head = steps_of(x, channel, shape), -(-sum(rows[1:]) // 8) * 16
-    return Plan(channel, shape, valid, per_sample, shape.channels // groups, rows, head, x.stride(), steps)
+    return Plan(channel, shape, valid, per_sample, shape.channels // groups, rows)
 
 
-def steps_of(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int]:
+def _steps(t: Tensor, channel: int, shape: Shape) -> tuple[int, int, int]:
     """Return the bytes from one sample, position and channel to the next."""
     steps, size = strides_of(t, channel, shape), t.element_size()
     assert steps is not None, "what comes from outside was checked, the rest is laid out like x"
@@ -113,11 +104,6 @@ def _code(kind: str, dtype: torch.dtype | None = None) -> Code:
 
         code = _codes[kind, dtype] = code_of(f"{kind} {name}", make)
     return code
-
-
-def at(t: Tensor | None) -> int:
-    """Return the address of a tensor, 0 of none."""
-    return 0 if t is None else t.data_ptr()
 
 
 _KINDS = {
@@ -160,8 +146,7 @@ def run(
         if t is None:
             tail += (0, 0, 0, 0)
         else:
-            steps = plan.steps if t.stride() == plan.stride else steps_of(t, plan.channel, shape)
-            tail += (t.data_ptr(), *steps)
+            tail += (t.data_ptr(), *_steps(t, plan.channel, shape))
 
     def block(counter: int, piece: int) -> bytes:
         return _COLUMN.pack(
@@ -205,16 +190,17 @@ def merged(
 
 def remembered(moments: int, count: int, mean: Tensor, var: Tensor, momentum: float) -> None:
     """Blend moments (3, C) of ``count`` values into running statistics, on the calling thread."""
-    block = _REMEMBER.pack(0, 1, 1, mean.numel(), moments, count, mean.data_ptr(), var.data_ptr(), momentum)
+    block = _REMEMBER.pack(mean.numel(), moments, count, mean.data_ptr(), var.data_ptr(), momentum)
     _code("remember remember").call(block)
 
 
 def joined_moments(plan: Plan, x: Tensor, scales: int) -> tuple[Tensor, int]:
     """Return memory whose end is (segments, 3, C): mean, remainder, Σ(x − mean)² of every channel; and their address.
 
-    The counts of what is joined lie in front of all parts.
+    The counts of what is joined lie in front of all parts, on cache lines of their own.
     """
-    chunks, width, rows, head = plan.valid.chunks, plan.shape.channels, plan.rows, plan.head
+    chunks, width, rows = plan.valid.chunks, plan.shape.channels, plan.rows
+    head = -(-sum(rows[1:]) // 8) * 16
     room = torch.empty(head + sum(rows) * 3 * width, dtype=torch.float32)
     out_counts = room.data_ptr()
     parts = out_counts + 4 * head

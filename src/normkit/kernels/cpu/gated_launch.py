@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.kernels.cpu.rows import NAMES, Code, Rows, flag, folded, lay_out, tagged
+from normkit.kernels.cpu.rows import NAMES, Code, Rows, at, flag, folded, lay_out, tagged
 from normkit.kernels.rounding import product_dtype, result_dtype, rounds_first
 from normkit.spec import NormSpec
 
@@ -115,8 +115,8 @@ def forward(
     words = _words((x, weight, gate, y), rows)
 
     def block(counter: int, piece: int) -> bytes:
-        head = (counter, rows.count, piece, rows.width, eps, 0, 0, 0, _at(stats), *rows.sizes[1:])
-        return _FORWARD.pack(*head, _at(scratch), 4 * rows.slot, *words)
+        head = (counter, rows.count, piece, rows.width, eps, 0, 0, 0, at(stats), *rows.sizes[1:])
+        return _FORWARD.pack(*head, at(scratch), 4 * rows.slot, *words)
 
     code.run(block, threads, rows.count)
     return y, stats
@@ -154,7 +154,7 @@ def backward(
     words = _words((x, weight, dy, gate, dx, dgate), rows)
 
     def block(counter: int, piece: int) -> bytes:
-        head = (counter, rows.count, piece, rows.width, 0, _at(parts), groups, 0, stats.data_ptr())
+        head = (counter, rows.count, piece, rows.width, 0, at(parts), groups, 0, stats.data_ptr())
         return _BACKWARD.pack(*head, *rows.sizes[1:], scratch.data_ptr(), 4 * rows.slot, *words)
 
     code.run(block, threads, rows.count, piece * groups)
@@ -168,8 +168,4 @@ def _scratch(rows: Rows, threads: int, slots: int) -> Tensor:
 
 
 def _words(tensors: tuple[Tensor | None, ...], rows: Rows) -> list[int]:
-    return [w for t, step in zip(tensors, rows.steps, strict=True) for w in (_at(t), *step)]
-
-
-def _at(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
+    return [w for t, step in zip(tensors, rows.steps, strict=True) for w in (at(t), *step)]

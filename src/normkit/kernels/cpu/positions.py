@@ -16,7 +16,6 @@ from normkit.kernels.contract import Columns, Found
 from normkit.kernels.cpu.chunks import even_chunks
 from normkit.kernels.cpu.column_launch import (
     Plan,
-    at,
     folded,
     joined_moments,
     joined_sums,
@@ -25,6 +24,7 @@ from normkit.kernels.cpu.column_launch import (
     remembered,
     run,
 )
+from normkit.kernels.cpu.rows import at
 from normkit.kernels.statistics import Moments, rescaled_epsilon, rescaling
 
 _STEEPEST, _FLATTEST = 2.0**40, 2.0**-60  # 1/√ of what merges.py flags

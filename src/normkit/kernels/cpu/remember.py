@@ -11,8 +11,8 @@ from normkit.kernels.cpu.columns import F, store_upto
 from normkit.kernels.cpu.simd import add, div, f64_word, mul, splat, word
 from normkit.kernels.cpu.sums import f4, jit, load_upto
 
-# Words of the argument block after the three that every block begins with.
-WIDTH, MOMENTS, COUNT, MEAN, VARIANCE, MOMENTUM = range(3, 9)
+# Words of the argument block.
+WIDTH, MOMENTS, COUNT, MEAN, VARIANCE, MOMENTUM = range(6)
 
 
 def remember_kernel() -> Callable[[Any], None]:

@@ -224,7 +224,8 @@ def contiguous_rows(x: Tensor, tensors: Sequence[Tensor | None]) -> Rows:
     return Rows(count, width, (1, 1, count), steps, packed=False)
 
 
-def _at(t: Tensor | None) -> int:
+def at(t: Tensor | None) -> int:
+    """Return the address of a tensor, 0 of none."""
     return 0 if t is None else t.data_ptr()
 
 
@@ -249,8 +250,8 @@ def forward_contiguous(
 
     def block(counter: int, piece: int) -> bytes:
         return _FORWARD.pack(
-            counter, rows, piece, width, eps, 1.0, 1.0, past, _at(stats), 1, rows, 0, 0,
-            x.data_ptr(), 0, 0, step, 0, _at(weight), 0, 0, 0, 0, _at(bias), 0, 0, 0, 0, y.data_ptr(), 0, 0, out, 0,
+            counter, rows, piece, width, eps, 1.0, 1.0, past, at(stats), 1, rows, 0, 0,
+            x.data_ptr(), 0, 0, step, 0, at(weight), 0, 0, 0, 0, at(bias), 0, 0, 0, 0, y.data_ptr(), 0, 0, out, 0,
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
@@ -274,7 +275,7 @@ def forward(
 ) -> None:
     """Run over rows as laid out for (x, weight, bias, y, branch, residual); x receives the sum where there is one."""
     tensors = (x, weight, bias, y, branch, residual)
-    words = [w for t, step in zip(tensors, rows.steps, strict=True) for w in (_at(t), *step)]
+    words = [w for t, step in zip(tensors, rows.steps, strict=True) for w in (at(t), *step)]
     out = rows.width * y.element_size()
     size = rows.count * (out + rows.width * x.element_size())
     aligned = y.data_ptr() % 64 == 0 and all(s % 64 == 0 for s in rows.steps[3])
@@ -283,8 +284,8 @@ def forward(
     scratch = rows.scratch(threads)
 
     def block(counter: int, piece: int) -> bytes:
-        head = (counter, rows.count, piece, rows.width, eps, alpha, beta, past, _at(stats), *rows.sizes[1:])
-        head = (*head, _at(scratch), 4 * rows.slot)
+        head = (counter, rows.count, piece, rows.width, eps, alpha, beta, past, at(stats), *rows.sizes[1:])
+        head = (*head, at(scratch), 4 * rows.slot)
         return _FORWARD.pack(*head, *words)
 
     code.run(block, threads, rows.count)
@@ -308,11 +309,11 @@ def backward(
     db = torch.zeros(parts, rows.width, dtype=torch.float32) if want_b else None
     threads = rows.threads()
     scratch = rows.scratch(threads)
-    words = [w for t, step in zip((x, weight, dy, dx, extra), rows.steps, strict=True) for w in (_at(t), *step)]
+    words = [w for t, step in zip((x, weight, dy, dx, extra), rows.steps, strict=True) for w in (at(t), *step)]
 
     def block(counter: int, _: int) -> bytes:
-        head = (counter, rows.count, piece, rows.width, 0.0, _at(dw), _at(db), 0, stats.data_ptr(), *rows.sizes[1:])
-        head = (*head, _at(scratch), 4 * rows.slot)
+        head = (counter, rows.count, piece, rows.width, 0.0, at(dw), at(db), 0, stats.data_ptr(), *rows.sizes[1:])
+        head = (*head, at(scratch), 4 * rows.slot)
         return _BACKWARD.pack(*head, *words)
 
     code.run(block, threads, rows.count, piece)

@@ -17,7 +17,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -30,6 +31,19 @@ from triton.backends.compiler import GPUTarget
 
 from normkit.kernels.gpu import launch
 from normkit.kernels.gpu.launch import Launcher
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Return the least time of a call over many, in which nothing else ran."""
+    call()
+    best = float("inf")
+    for _ in range(200):
+        start = time.perf_counter_ns()
+        for _ in range(10):
+            call()
+        best = min(best, (time.perf_counter_ns() - start) / 10)
+    return best / 1000
+
 
 _indices = count(64)  # devices that nobody has: what Triton keeps for one is never met again
 
